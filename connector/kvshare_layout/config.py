@@ -36,7 +36,7 @@ class ConnectorConfig:
 
     Attributes:
         store_tp_size: S as the operator or a person wrote it; None means that it must follow from the lists.
-        enable_store_tp_lcm: derive S as the lcm of the listed sizes; takes precedence over nothing, see ``lcm_sizes``.
+        enable_store_tp_lcm: derive S as the lcm of the listed sizes; a ``store_tp_size`` that differs is a mistake.
         prefill_tp_sizes: TP sizes of the prefill deployments.
         decode_tp_sizes: TP sizes of the decode deployments; join the lcm.
         reserved_tp_sizes: TP sizes that will be added later; join the lcm.
@@ -106,7 +106,7 @@ class Parsed:
     mistakes: tuple[str, ...]
 
 
-class _Bad(Exception):
+class _ExpectedError(Exception):  # its text says what was expected
     """What was expected, for the message."""
 
 
@@ -116,7 +116,7 @@ def _unprefixed(value: object) -> object:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _Bad("a string (with the prefix s: where it looks like a number, true, false or null)")
+        raise _ExpectedError("a string (with the prefix s: where it looks like a number, true, false or null)")
     return str(_unprefixed(value))
 
 
@@ -126,7 +126,7 @@ def _integer(minimum: int) -> Callable[[object], int]:
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise _Bad(f"a whole number of at least {minimum}")
+            raise _ExpectedError(f"a whole number of at least {minimum}")
         return value
 
     return read
@@ -138,7 +138,7 @@ def _switch(value: object) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise _Bad("true or false")
+    raise _ExpectedError("true or false")
 
 
 def _sizes(minimum: int) -> Callable[[object], tuple[int, ...]]:
@@ -151,8 +151,8 @@ def _sizes(minimum: int) -> Callable[[object], tuple[int, ...]]:
         items: Sequence[object] = value if isinstance(value, (list, tuple)) else [value]
         try:
             return tuple(one(item) for item in items)
-        except _Bad:
-            raise _Bad(f"a list of whole numbers of at least {minimum}, such as [4, 2] or 4,2") from None
+        except _ExpectedError:
+            raise _ExpectedError(f"a list of whole numbers of at least {minimum}, such as [4, 2] or 4,2") from None
 
     return read
 
@@ -166,7 +166,7 @@ def _size(value: object) -> int:
     if isinstance(value, str) and (m := re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(i?b?)", value.strip().lower())):
         value = int(m[1]) * _UNITS[m[2]]
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _Bad("a number of bytes, with or without a unit such as 256Mi or 4gb")
+        raise _ExpectedError("a number of bytes, with or without a unit such as 256Mi or 4gb")
     return value
 
 
@@ -178,7 +178,7 @@ def _choice(allowed: Sequence[str], *, empty: bool = False) -> Callable[[object]
                 return option
         if empty and not text:
             return ""
-        raise _Bad("one of " + ", ".join(allowed))
+        raise _ExpectedError("one of " + ", ".join(allowed))
 
     return read
 
@@ -186,7 +186,7 @@ def _choice(allowed: Sequence[str], *, empty: bool = False) -> Callable[[object]
 def _prefix(value: object) -> str:
     text = _text(value).rstrip("/")
     if not keys.is_pool_prefix(text):
-        raise _Bad("kvs1/p-NAME/gNUMBER")
+        raise _ExpectedError("kvs1/p-NAME/gNUMBER")
     return text
 
 
@@ -230,21 +230,17 @@ def parse(raw: Mapping[str, object] | None) -> Parsed:
     for key, value in (raw or {}).items():
         reader = _READERS.get(key)
         if reader is None:
-            mistakes.append(
-                f"{key}: unknown key, one of {', '.join(sorted(_READERS))} expected: remove or correct it"
-            )
+            mistakes.append(f"{key}: unknown key, one of {', '.join(sorted(_READERS))} expected: remove or correct it")
             continue
         if value is None:
             continue
         try:
             values[key] = reader(value)
-        except _Bad as expected:
+        except _ExpectedError as expected:
             mistakes.append(f"{key}: {value!r} given, {expected} expected: correct it")
     config = ConnectorConfig(**values)  # type: ignore[arg-type]
     if config.enable_store_tp_lcm and not config.prefill_tp_sizes:
-        mistakes.append(
-            "prefill_tp_sizes: nothing given, the sizes for enable_store_tp_lcm expected: list them"
-        )
+        mistakes.append("prefill_tp_sizes: nothing given, the sizes for enable_store_tp_lcm expected: list them")
     return Parsed(config, tuple(mistakes))
 
 
@@ -264,9 +260,7 @@ def to_extra_config(config: ConnectorConfig) -> dict[str, object]:
     return out
 
 
-def to_dotted_flags(
-    config: ConnectorConfig, *, kv_role: str, flag: str = "--kv-transfer-config"
-) -> tuple[str, ...]:
+def to_dotted_flags(config: ConnectorConfig, *, kv_role: str, flag: str = "--kv-transfer-config") -> tuple[str, ...]:
     """The command-line arguments that make vLLM load the connector with ``config``, one token each.
 
     ``kv_load_failure_policy=recompute`` is always among them: losing the store must cost time, not answers.
@@ -281,15 +275,11 @@ def to_dotted_flags(
         "kv_load_failure_policy": "recompute",
     }
     for key, value in to_extra_config(config).items():
-        settings[f"kv_connector_extra_config.{key}"] = (
-            str(value).lower() if isinstance(value, bool) else value
-        )
+        settings[f"kv_connector_extra_config.{key}"] = str(value).lower() if isinstance(value, bool) else value
     flags = tuple(f"{flag}.{key}={value}" for key, value in settings.items())
     torn = [f for f in flags if not re.fullmatch(r"[A-Za-z0-9_.,:/=@%+\-\[\]]+", f)]
     if torn:
-        raise ValueError(
-            f"{torn} given, values without white space, quotes, braces and shell characters expected"
-        )
+        raise ValueError(f"{torn} given, values without white space, quotes, braces and shell characters expected")
     return flags
 
 

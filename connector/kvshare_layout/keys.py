@@ -84,9 +84,7 @@ def parse_object_key(key: str) -> tuple[str, bytes, str, int, int]:
     """
     match = _OBJECT.fullmatch(key)
     if match is None or len(match["block"]) % 2:
-        raise LayoutError(
-            f"{key!r} given, <pool prefix>/<fingerprint>/<block hash>/k<kind>s<shard>p<stage> expected"
-        )
+        raise LayoutError(f"{key!r} given, <pool prefix>/<fingerprint>/<block hash>/k<kind>s<shard>p<stage> expected")
     return (
         match["namespace"],
         bytes.fromhex(match["block"]),

@@ -98,9 +98,7 @@ def from_json(body: bytes) -> MemberReport:
             mistakes.append(f"{name}: a whole number from 0 to {1 << 20} expected")
         values[name] = number
     heads = data.get("kv_heads")
-    if heads is not None and (
-        isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= 1 << 20
-    ):
+    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= 1 << 20):
         mistakes.append("kv_heads: a whole number of at least 1, or null, expected")
     if data.get("verdict") not in VERDICTS:
         mistakes.append(f"verdict: one of {', '.join(VERDICTS)} expected")
@@ -116,8 +114,7 @@ def from_json(body: bytes) -> MemberReport:
         layouts = []
     manifest = data.get("manifest")
     if not isinstance(manifest, dict) or not all(
-        isinstance(k, str) and isinstance(v, str) and len(k) <= 128 and len(v) <= 4096
-        for k, v in manifest.items()
+        isinstance(k, str) and isinstance(v, str) and len(k) <= 128 and len(v) <= 4096 for k, v in manifest.items()
     ):
         mistakes.append("manifest: an object of strings expected")
         manifest = {}
