@@ -1,0 +1,1 @@
+"""The KVShare connector for vLLM. Importing this package imports nothing else."""
