@@ -1,1 +1,1 @@
-"""The KVShare connector for vLLM. Importing this package imports nothing else."""
+"""The connector that vLLM loads. Importing the package costs nothing; ``connector`` is the module vLLM names."""

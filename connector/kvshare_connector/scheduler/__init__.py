@@ -1,0 +1,1 @@
+"""Scheduler side of the connector: pure ledgers, one probe thread, and the glue to the engine's objects."""

@@ -1,0 +1,146 @@
+"""Saves: which newly finished blocks of which request become save jobs.
+
+Pure. A block may be saved when its last token has been computed and accepted and its hash is known. Prompt blocks are
+planned in the step that computes them; decode blocks when their tokens are known; the tail of a finished request in the
+step after it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SaveRule:
+    """Which blocks a role saves, see the table of roles in the documentation.
+
+    Attributes:
+        prompt: blocks that lie completely inside the prompt.
+        decode: blocks with at least one decoded token.
+    """
+
+    prompt: bool
+    decode: bool
+
+    @staticmethod
+    def of(role: str, save_decode_cache: bool, kv_role: str) -> "SaveRule":
+        """The rule of a pool role; ``kv_producer`` is set by hand and never saves decode blocks."""
+        if kv_role == "kv_producer" or role == "prefill":
+            return SaveRule(prompt=True, decode=False)
+        if role == "decode":
+            return SaveRule(prompt=save_decode_cache, decode=save_decode_cache)
+        return SaveRule(prompt=True, decode=save_decode_cache)
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """Blocks that all ranks must save, a slice of one request.
+
+    Attributes:
+        job_id: number of the job.
+        epoch: resets that had happened when it was planned; older jobs are void.
+        numbers: numbers of the blocks in their prompt, which decide among replicas who writes.
+        block_hashes: their hashes.
+        block_ids: where they are in the cache.
+    """
+
+    job_id: int
+    epoch: int
+    numbers: tuple[int, ...]
+    block_hashes: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+
+
+class Offered:
+    """Hashes that this engine has offered to the store, or read from it: bounded, oldest forgotten first."""
+
+    def __init__(self, limit: int = 200_000) -> None:
+        self._limit = limit
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._seen
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        """Remember hashes."""
+        for block_hash in hashes:
+            self._seen[block_hash] = None
+            self._seen.move_to_end(block_hash)
+        while len(self._seen) > self._limit:
+            self._seen.popitem(last=False)
+
+    def discard(self, hashes: Iterable[bytes]) -> None:
+        """Forget hashes that did not arrive."""
+        for block_hash in hashes:
+            self._seen.pop(block_hash, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._seen.clear()
+
+
+class Saves:
+    """Progress of saving, per request.
+
+    Args:
+        rule: which blocks to save.
+        block_tokens: tokens of a block.
+        offered: hashes that need not be saved again.
+    """
+
+    def __init__(self, rule: SaveRule, block_tokens: int, offered: Offered) -> None:
+        self._rule, self._block_tokens, self._offered = rule, block_tokens, offered
+        self._done: dict[str, int] = {}
+        self._job = 0
+        self.epoch = 0
+
+    def next_blocks(
+        self, request_id: str, *, ready_tokens: int, prompt_tokens: int, hashes: Sequence[bytes]
+    ) -> list[int]:
+        """Numbers of the blocks to save now; each is returned once per residence of the request.
+
+        Args:
+            request_id: the request.
+            ready_tokens: tokens from the start whose values are accepted and whose KV exists after this step.
+            prompt_tokens: tokens of the prompt.
+            hashes: block hashes known so far.
+        """
+        full = min(ready_tokens // self._block_tokens, len(hashes))
+        start = self._done.get(request_id, 0)
+        if full <= start:
+            return []
+        self._done[request_id] = full
+        prompt_blocks = prompt_tokens // self._block_tokens
+        return [
+            number
+            for number in range(start, full)
+            if (self._rule.prompt if number < prompt_blocks else self._rule.decode)
+            and hashes[number] not in self._offered
+        ]
+
+    def job(self, numbers: Sequence[int], hashes: Sequence[bytes], block_ids: Sequence[int]) -> SaveJob:
+        """Make a job of block numbers that ``next_blocks`` returned.
+
+        Args:
+            numbers: block numbers.
+            hashes: block hashes of the request, from block 0 on.
+            block_ids: the request's block table, from block 0 on.
+        """
+        self._job += 1
+        chosen = tuple(hashes[n] for n in numbers)
+        self._offered.add(chosen)
+        return SaveJob(self._job, self.epoch, tuple(numbers), chosen, tuple(block_ids[n] for n in numbers))
+
+    def rewind(self, request_id: str) -> None:
+        """The request lost its blocks (preemption): start again; what has been offered stays so."""
+        self._done.pop(request_id, None)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._done.pop(request_id, None)
+
+    def reset(self) -> None:
+        """The cache was emptied: jobs planned until now are void, everything may be offered again."""
+        self.epoch += 1
+        self._done.clear()
+        self._offered.clear()
