@@ -1,0 +1,1 @@
+"""The Kubernetes surface: names, reasons, the pool resource and its generated schema."""

@@ -1,0 +1,1 @@
+"""Decisions as pure functions: no cluster, no clock, no network, no framework."""

@@ -1,0 +1,189 @@
+"""What one container runs, and by which way further vLLM flags can reach it.
+
+Why this exists: it joins the parts of this package into one answer that the injection can use without
+knowing shells or parsers. Refusals come from the table of reasons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from kvshare_operator.api import names
+from kvshare_operator.api.reasons import Refusal, refusal
+from kvshare_operator.core.commandline import flags, launcher, shell, words
+
+Way = Literal["args", "variable", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A container that runs vLLM.
+
+    Attributes:
+        arguments: vLLM's own arguments as far as they can be seen.
+        way: how our flags get in: appended to ``args``, through our variable, or not at all (a worker).
+        filler: words that must stand before our flags in ``args`` (the `$0` of `sh -c`).
+    """
+
+    arguments: flags.Arguments
+    way: Way
+    filler: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What a pod's annotations and the chart say about images whose command is not in the pod."""
+
+    forwards_args: bool = False
+    known_images: tuple[str, ...] = ()
+    """Regular expressions of image references whose ENTRYPOINT runs vLLM's server."""
+
+
+def looks_like_engine(container: Mapping[str, Any], opening: Opening) -> bool:
+    """Whether this container could be the one that runs vLLM; used to pick among several."""
+    env = words.environment(container)
+    command, args = words.argv(container, env)
+    if not command:
+        return _known_image(container, opening)
+    program = launcher.find_program((*command, *args))
+    if program.kind in ("serve", "module", "engine"):
+        return True
+    if program.kind in ("shell", "shell-file", "ray", "unknown"):
+        text = " ".join((*command, *args))
+        return re.search(r"\bvllm\b|\bray start\b", text) is not None or names.ARGS_VARIABLE in text
+    return False
+
+
+def read_container(container: Mapping[str, Any], opening: Opening) -> Reading | Refusal:
+    """Read a container's command line, or say why flags cannot be added to it."""
+    name = str(container.get("name", ""))
+    env = words.environment(container)
+    command, args = words.argv(container, env)
+    if not command:
+        if not args and not (_known_image(container, opening) or opening.forwards_args):
+            return refusal("NoCommand", container=name)
+        if not (opening.forwards_args or _known_image(container, opening)):
+            return refusal("EntrypointUnknown", container=name, image=str(container.get("image", "")))
+        program = launcher.find_program(args) if args else launcher.Program("nothing", "")
+        if program.kind in ("serve", "module", "shell", "shell-file", "ray", "engine"):
+            return _of_program(name, program, env)
+        return _appended(name, flags.read(args, serve=True))
+    return _of_program(name, launcher.find_program((*command, *args)), env)
+
+
+def _known_image(container: Mapping[str, Any], opening: Opening) -> bool:
+    image = str(container.get("image", ""))
+    return any(re.search(pattern, image) for pattern in opening.known_images)
+
+
+def _of_program(name: str, program: launcher.Program, env: words.Environment) -> Reading | Refusal:
+    if program.kind in ("serve", "module"):
+        return _appended(name, flags.read(program.rest, serve=program.kind == "serve"))
+    if program.kind == "engine":
+        return refusal("EngineUnsupported", container=name, program=program.name)
+    if program.kind == "ray":
+        return Reading(flags.Arguments({}), "none")
+    if program.kind == "shell-file":
+        return refusal(
+            "ShellWrapper",
+            container=name,
+            problem=f"the script file {program.name} cannot be seen from here",
+        )
+    if program.kind == "shell" and program.rest:
+        return _of_script(name, program.rest, env)
+    return refusal("UnknownLauncher", container=name, program=program.name)
+
+
+def _appended(name: str, arguments: flags.Arguments) -> Reading | Refusal:
+    if arguments.ends_options:
+        return refusal(
+            "FlagConflict",
+            container=name,
+            flag="a bare --",
+            problem=", which ends vLLM's options, so that nothing can be appended",
+        )
+    return Reading(arguments, "args")
+
+
+def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Reading | Refusal:
+    text, zero, positional = rest[0], rest[1:2], rest[2:]
+    if words.HOLE in text:
+        return refusal("ShellWrapper", container=name, problem="parts of it cannot be seen here")
+    script = shell.read_script(text, positional, env, names.ARGS_VARIABLE)
+    servers = [
+        (command, program)
+        for command in script.commands
+        if (program := launcher.find_program(command.words)).kind in ("serve", "module")
+    ]
+    if servers:
+        return _of_servers(name, servers, filler=() if zero else ("bash",))
+    engines = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "engine"]
+    if engines:
+        return refusal("EngineUnsupported", container=name, program=engines[0].name)
+    if any(launcher.find_program(command.words).kind == "ray" for command in script.commands):
+        return Reading(flags.Arguments({}), "none")
+    users = [command for command in script.commands if command.ours and not _prints(command)]
+    if users and all(quoting == "none" for command in users for quoting in command.ours):
+        why = "the script does not start vLLM where it can be seen"
+        unseen = {option: flags.Seen(unknown=why) for option in flags.WATCHED}
+        return Reading(flags.Arguments(unseen), "variable")
+    return refusal("ShellWrapper", container=name, problem=_missing(script))
+
+
+def _of_servers(
+    name: str, servers: Sequence[tuple[shell.Command, launcher.Program]], filler: tuple[str, ...]
+) -> Reading | Refusal:
+    """A script with one or more places that start vLLM: the same way must work at each of them."""
+    arguments = _agreeing([flags.read(program.rest, serve=program.kind == "serve") for _, program in servers])
+    commands = [command for command, _ in servers]
+    if any("double" in command.ours for command in commands):
+        problem = f"${names.ARGS_VARIABLE} stands in double quotes, so all flags would arrive as one word"
+        return refusal("ShellWrapper", container=name, problem=problem)
+    if all(command.ours for command in commands):
+        return Reading(arguments, "variable")
+    if all(command.positional for command in commands):
+        if any("joined" in command.positional for command in commands):
+            problem = 'it passes "$*" on, which makes one word of all arguments'
+            return refusal("ShellWrapper", container=name, problem=problem)
+        if arguments.ends_options:
+            return _appended(name, arguments)
+        return Reading(arguments, "args", filler)
+    some = any(command.ours or command.positional for command in commands)
+    problem = (
+        "only some of the places that start vLLM pass our flags on"
+        if some
+        else f"vLLM's arguments in it do not contain ${names.ARGS_VARIABLE}"
+    )
+    return refusal("ShellWrapper", container=name, problem=problem)
+
+
+def _agreeing(several: Sequence[flags.Arguments]) -> flags.Arguments:
+    """Merge the readings of several places; where they differ, the option is unknown."""
+    first = several[0]
+    options = {}
+    for option in {option for one in several for option in one.options}:
+        seen = {one.get(option) for one in several}
+        options[option] = seen.pop() if len(seen) == 1 else flags.Seen(unknown="the script has several values for it")
+    dotted = tuple(item for one in several for item in one.dotted)
+    return flags.Arguments(
+        options,
+        first.dotted if len(several) == 1 else tuple(dict.fromkeys(dotted)),
+        any(one.ends_options for one in several),
+    )
+
+
+def _prints(command: shell.Command) -> bool:
+    return command.words[:1] in (("echo",), ("printf",), (":",), ("test",), ("[",))
+
+
+def _missing(script: shell.Script) -> str:
+    if any(quoting == "double" for command in script.commands for quoting in command.ours):
+        return f"${names.ARGS_VARIABLE} stands in double quotes, so all flags would arrive as one word"
+    if any(command.ours for command in script.commands):
+        return f"${names.ARGS_VARIABLE} is only printed, not passed to vLLM"
+    if script.in_here_document:
+        return f"${names.ARGS_VARIABLE} stands only in a here-document"
+    return f"it does not expand ${names.ARGS_VARIABLE}"

@@ -1,0 +1,377 @@
+"""Shell scripts, as far as admission must understand them.
+
+Why this exists: flags reach vLLM inside a script only where the script's author expands something of ours:
+`$KVSHARE_VLLM_ARGS` unquoted, or the positional `$@`. Whether a dollar sign is such an expansion depends on
+comments, quotes, escapes, here-documents and `eval`. This module splits a script into simple commands and
+keeps, for each, its words and those expansions. It runs nothing and guesses nothing: what a program prints
+or a variable holds is ``HOLE`` (one word) or ``SPILL`` (any number of words).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from kvshare_operator.core.commandline.words import HOLE, SPILL, Environment
+
+_OURS: Final = "\2"
+"""Inside text handed to eval: an expansion of our variable."""
+_POSITIONAL: Final = "\3"
+"""Inside text handed to eval: the place where further positional arguments would appear."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
+_RESERVED: Final = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!", "{", "}", "time", "fi"})
+_DECLARES: Final = frozenset({"export", "local", "declare", "typeset", "readonly", "read", "for", "unset"})
+_MAX_EVAL_DEPTH: Final = 3
+
+Quoting = Literal["none", "double"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a word. ``kind``: text, variable (its name in ``text``), positional (`@`, `*`, `1`...), unknown."""
+
+    kind: Literal["text", "variable", "positional", "unknown"]
+    text: str
+    quoting: Quoting = "none"
+    default: str | None = None
+    """`${NAME:-default}`: used when the variable is not set."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One simple command after expansion.
+
+    ``ours`` holds the quoting of every expansion of our variable in it, ``positional`` that of every `$@`
+    (``joined`` for a quoted `$*`, which makes one word of all).
+    """
+
+    words: tuple[str, ...]
+    ours: tuple[Quoting, ...] = ()
+    positional: tuple[Literal["split", "joined"], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """All simple commands of a script, in order, and whether our variable stands in a here-document only."""
+
+    commands: tuple[Command, ...]
+    in_here_document: bool = False
+
+
+def read_script(text: str, positional: Sequence[str], env: Environment, variable: str) -> Script:
+    """Split a script into commands. ``positional`` are `$1...`; ``variable`` is the name that is ours."""
+    return _read(text, tuple(positional), env, variable, depth=0)
+
+
+def _read(text: str, positional: tuple[str, ...], env: Environment, variable: str, depth: int) -> Script:
+    scanner = _Scanner(text, variable)
+    raw = scanner.run()
+    known = env.without(_assigned(raw))
+    commands: list[Command] = []
+    for words in raw:
+        expansion = _Expansion(positional, known, variable)
+        expanded = _strip_reserved(expansion.words(words))
+        if expanded and expanded[0] == "eval" and depth < _MAX_EVAL_DEPTH:
+            inner = _Expansion(positional, known, variable).source(words[_skip(words, "eval") :])
+            commands.extend(_read(inner, positional, env, variable, depth + 1).commands)
+        elif expanded:
+            commands.append(Command(expanded, tuple(expansion.ours), tuple(expansion.positional_seen)))
+    return Script(tuple(commands), scanner.in_here_document)
+
+
+def _skip(words: Sequence[Sequence[Piece]], name: str) -> int:
+    for number, word in enumerate(words):
+        if len(word) == 1 and word[0].text == name:
+            return number + 1
+    return len(words)
+
+
+def _strip_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
+    start = 0
+    while start < len(words) and (words[start] in _RESERVED or _ASSIGNMENT.match(words[start])):
+        start += 1
+    return words[start:]
+
+
+def _assigned(commands: Sequence[Sequence[Sequence[Piece]]]) -> set[str]:
+    """Names that the script itself sets: what the container's environment says about them does not hold."""
+    names: set[str] = set()
+    for words in commands:
+        declares = False
+        for word in words:
+            text = word[0].text if word and word[0].kind == "text" else ""
+            if match := _ASSIGNMENT.match(text):
+                names.add(match[1])
+            elif declares and _NAME.fullmatch(text):
+                names.add(text)
+            declares = declares or text in _DECLARES
+    return names
+
+
+@dataclasses.dataclass
+class _Expansion:
+    """Expands the words of one command and notes what is ours."""
+
+    given: tuple[str, ...]
+    env: Environment
+    variable: str
+    ours: list[Quoting] = dataclasses.field(default_factory=list)
+    positional_seen: list[Literal["split", "joined"]] = dataclasses.field(default_factory=list)
+
+    def words(self, raw: Sequence[Sequence[Piece]]) -> tuple[str, ...]:
+        out: list[str] = []
+        for word in raw:
+            out.extend(self._word(word))
+        return tuple(out)
+
+    def source(self, raw: Sequence[Sequence[Piece]]) -> str:
+        """Return the text that eval would read again."""
+        return " ".join("".join(self._again(piece) for piece in word) for word in raw)
+
+    def _again(self, piece: Piece) -> str:
+        if piece.kind == "text":
+            return piece.text
+        if piece.kind == "variable" and piece.text == self.variable:
+            return _OURS
+        if piece.kind == "positional" and piece.text in "@*":
+            return " ".join((*self.given, _POSITIONAL))
+        value = self._value(piece)
+        return SPILL if value is None else value
+
+    def _value(self, piece: Piece) -> str | None:
+        if piece.kind == "variable":
+            if piece.text in self.env.values:
+                value = self.env.values[piece.text]
+                return piece.default if value == "" and piece.default is not None else value
+            return None if self.env.open else piece.default
+        if piece.kind == "positional" and piece.text.isdigit() and 0 < int(piece.text) <= len(self.given):
+            return self.given[int(piece.text) - 1]
+        return None
+
+    def _word(self, pieces: Sequence[Piece]) -> list[str]:
+        fields: list[str] = []
+        current: str | None = None
+        for piece in pieces:
+            if piece.kind == "text":
+                current = (current or "") + piece.text
+                continue
+            if piece.kind == "variable" and piece.text == self.variable:
+                self.ours.append(piece.quoting)
+                continue
+            if piece.kind == "positional" and piece.text in "@*":
+                joined = piece.text == "*" and piece.quoting == "double"
+                self.positional_seen.append("joined" if joined else "split")
+                parts = [" ".join(self.given)] if joined and self.given else list(self.given)
+            else:
+                value = self._value(piece)
+                if value is None:
+                    parts = [HOLE if piece.quoting == "double" else SPILL]
+                elif piece.quoting == "double":
+                    current = (current or "") + value
+                    continue
+                else:
+                    parts = value.split()
+            for number, part in enumerate(parts):
+                if number == 0:
+                    current = (current or "") + part
+                else:
+                    fields.append(current or "")
+                    current = part
+        if current is not None:
+            fields.append(current)
+        return fields
+
+
+class _Scanner:
+    """Characters to commands of words of pieces."""
+
+    def __init__(self, text: str, variable: str) -> None:
+        self.text = text
+        self.variable = variable
+        self.place = 0
+        self.commands: list[list[list[Piece]]] = []
+        self.command: list[list[Piece]] = []
+        self.word: list[Piece] | None = None
+        self.redirect = False
+        self.here: list[tuple[str, bool]] = []
+        self.in_here_document = False
+
+    def run(self) -> list[list[list[Piece]]]:
+        while self.place < len(self.text):
+            self._step(self.text[self.place])
+        self._end_command()
+        return self.commands
+
+    def _step(self, char: str) -> None:
+        if char in " \t":
+            self._end_word()
+            self.place += 1
+        elif char == "\n":
+            self._end_command()
+            self.place += 1
+            self._here_documents()
+        elif char == "\\":
+            if self.text[self.place + 1 : self.place + 2] not in ("\n", ""):
+                self._add(Piece("text", self.text[self.place + 1]))
+            self.place += 2
+        elif char == "#" and self.word is None:
+            self._until_newline()
+        elif char == "'":
+            end = self.text.find("'", self.place + 1)
+            end = len(self.text) if end < 0 else end
+            self._add(Piece("text", self.text[self.place + 1 : end]))
+            self.place = end + 1
+        elif char == '"':
+            self.place += 1
+            self._double_quoted()
+        elif char in "$`" + _OURS + _POSITIONAL:
+            self._expansion("none")
+        elif char in "<>" or self.text.startswith("&>", self.place):
+            self._redirection()
+        elif char in ";&|()":
+            self._end_command()
+            self.place += 1
+        else:
+            self._add(Piece("text", char))
+            self.place += 1
+
+    def _add(self, piece: Piece) -> None:
+        if self.word is None:
+            self.word = []
+        if piece.kind == "text" and self.word and self.word[-1].kind == "text":
+            piece = Piece("text", self.word.pop().text + piece.text)
+        self.word.append(piece)
+
+    def _end_word(self) -> None:
+        if self.word is not None and not self.redirect:
+            self.command.append(self.word)
+        if self.word is not None:
+            self.redirect = False
+        self.word = None
+
+    def _end_command(self) -> None:
+        self._end_word()
+        self.redirect = False
+        if self.command:
+            self.commands.append(self.command)
+        self.command = []
+
+    def _until_newline(self) -> None:
+        end = self.text.find("\n", self.place)
+        self.place = len(self.text) if end < 0 else end
+
+    def _double_quoted(self) -> None:
+        self._add(Piece("text", ""))
+        while self.place < len(self.text) and self.text[self.place] != '"':
+            char = self.text[self.place]
+            if char == "\\" and self.place + 1 < len(self.text):
+                follow = self.text[self.place + 1]
+                if follow != "\n":
+                    self._add(Piece("text", follow if follow in '$`"\\' else char + follow))
+                self.place += 2
+            elif char in "$`" + _OURS + _POSITIONAL:
+                self._expansion("double")
+            else:
+                self._add(Piece("text", char))
+                self.place += 1
+        self.place += 1
+
+    def _expansion(self, quoting: Quoting) -> None:
+        char, rest = self.text[self.place], self.text[self.place + 1 :]
+        if char == _OURS:
+            self._take(1, Piece("variable", self.variable, quoting))
+        elif char == _POSITIONAL:
+            self._take(1, Piece("positional", "*" if quoting == "double" else "@", quoting))
+        elif char == "`":
+            end = rest.find("`")
+            self._take((len(rest) if end < 0 else end + 1) + 1, Piece("unknown", "", quoting))
+        elif rest[:1] == "(":
+            self._take(1 + _balanced(rest, "(", ")"), Piece("unknown", "", quoting))
+        elif rest[:1] == "{":
+            size = _balanced(rest, "{", "}")
+            self._take(1 + size, _braced(rest[1 : size - 1], quoting))
+        elif match := _NAME.match(rest):
+            self._take(1 + match.end(), Piece("variable", match[0], quoting))
+        elif rest[:1] and rest[0] in "@*0123456789":
+            self._take(2, Piece("positional", rest[0], quoting))
+        elif rest[:1] and rest[0] in "#?$!-":
+            self._take(2, Piece("unknown", rest[0], quoting))
+        elif rest[:1] in ("'", '"') and quoting == "none":
+            self.place += 1  # $'...' and $"...": read as the quoted string behind it
+        else:
+            self._take(1, Piece("text", "$"))
+
+    def _take(self, size: int, piece: Piece) -> None:
+        self.place += size
+        self._add(piece)
+
+    def _redirection(self) -> None:
+        if self.word and len(self.word) == 1 and self.word[0].text.isdigit():
+            self.word = None
+        self._end_word()
+        match = re.compile(r"&>>?|<<<|<<-?|<>|>>|>\||[<>]&?").match(self.text, self.place)
+        assert match is not None
+        self.place = match.end()
+        if match[0] in ("<<", "<<-"):
+            mark = re.compile(r"[ \t]*((?:'[^']*'|\"[^\"]*\"|\\.|[^\s;&|<>()])+)").match(self.text, self.place)
+            if mark is not None:
+                self.place = mark.end()
+                plain = re.sub(r"['\"\\]", "", mark[1])
+                self.here.append((plain, plain != mark[1]))
+        else:
+            self.redirect = True
+
+    def _here_documents(self) -> None:
+        for mark, quoted in self.here:
+            while self.place < len(self.text):
+                end = self.text.find("\n", self.place)
+                end = len(self.text) if end < 0 else end
+                line = self.text[self.place : end]
+                self.place = end + 1
+                if line.lstrip("\t") == mark:
+                    break
+                if not quoted and re.search(rf"\$\{{?{self.variable}\b", line):
+                    self.in_here_document = True
+        self.here.clear()
+
+
+def _balanced(text: str, opening: str, closing: str) -> int:
+    """Return the length of the bracketed text at the start of ``text``, quotes respected."""
+    depth, place, quote = 0, 0, ""
+    while place < len(text):
+        char = text[place]
+        if quote:
+            quote = "" if char == quote else quote
+        elif char == "\\":
+            place += 1
+        elif char in "'\"":
+            quote = char
+        elif char == opening:
+            depth += 1
+        elif char == closing:
+            depth -= 1
+            if depth == 0:
+                return place + 1
+        place += 1
+    return len(text)
+
+
+def _braced(inside: str, quoting: Quoting) -> Piece:
+    """Read what stands between the braces of `${...}`."""
+    if inside in ("@", "*") or inside.isdigit():
+        return Piece("positional", inside, quoting)
+    match = _NAME.match(inside)
+    if match is None:
+        return Piece("unknown", inside, quoting)
+    rest = inside[match.end() :]
+    if not rest:
+        return Piece("variable", match[0], quoting)
+    default = re.fullmatch(r":?-([^$`'\"\\]*)", rest)
+    if default is not None:
+        return Piece("variable", match[0], quoting, default[1])
+    if rest[0] in ":-=?" and rest[1:2] != "+" and not re.match(r":\s*\d", rest):
+        return Piece("variable", match[0], quoting)
+    return Piece("unknown", inside, quoting)

@@ -1,0 +1,1 @@
+"""What a pool resolves to, and what its status says."""

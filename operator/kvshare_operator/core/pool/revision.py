@@ -1,0 +1,34 @@
+"""The revision of a pool: a short hash over everything that reaches a member.
+
+Why this exists: a pod that was injected for another revision is `Outdated`. Only what is injected may enter,
+so that a change of `onConflict` or of the operator itself outdates nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from kvshare_operator.api.pool import Spec
+from kvshare_operator.core.pool.resolve import Resolution
+
+
+def revision(spec: Spec, resolution: Resolution, connector_image: str) -> str:
+    """Return ten hex digits; equal input gives equal digits in every process.
+
+    Store TP and namespace are inside, the listed sizes are not: adding a size that fits moves nothing.
+    """
+    facts = {
+        "storeTP": resolution.store_tp,
+        "cacheNamespace": resolution.cache_namespace,
+        "pipelineParallelSizes": sorted(spec.pipeline_parallel_sizes),
+        "saveDecodeCache": spec.decode.save_decode_cache if spec.decode else "Disabled",
+        "cache": spec.cache.model_dump(mode="json"),
+        "store": spec.store.model_dump(mode="json"),
+        "masterAddress": resolution.master_address,
+        "source": spec.connector.source,
+        "image": connector_image if spec.connector.source != "Image" else "",
+        "staging": spec.connector.staging_memory_per_rank,
+    }
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
