@@ -118,7 +118,7 @@ def image(wanted: Image) -> Step:
                 mounts += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
             commands.run(
                 [
-                    *(*_buildah(), "build", "--network", "host", "--pull-never", "--force-rm", *mounts),
+                    *(*_buildah(), "build", "--network", "host", "--pull-never", "--no-cache", *mounts),
                     *("--build-arg", f"BASE={BASE}", "--tag", wanted.reference),
                     *("--file", places.REPOSITORY / wanted.dockerfile, places.REPOSITORY),
                 ],
