@@ -112,10 +112,8 @@ class Lookups:
         self._bypassed.discard(request_id)
 
     def forget_answers(self) -> None:
-        """The cache was emptied: positive answers are void."""
-        self._states = {r: s for r, s in self._states.items() if s.found is None}
-        for state in self._states.values():
-            state.serial = -1
+        """The cache was emptied: every answer is void, also those still under way."""
+        self._states.clear()
 
     @property
     def open(self) -> Mapping[str, int]:

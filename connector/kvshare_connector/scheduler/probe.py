@@ -1,0 +1,124 @@
+"""Probe: the thread that asks the store for the scheduler, so that a step never waits for the network.
+
+Owns a metadata-only client, opened off the start-up path. It carries out searches, deletions and small objects; it
+decides nothing. Results lie in a queue until the scheduler looks.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvshare_connector.scheduler.hits import search
+from kvshare_connector.scheduler.lookup import Question
+from kvshare_connector.store.protocol import ObjectStore, StoreError
+from kvshare_layout.objects import ObjectId
+
+logger = logging.getLogger("kvshare.probe")
+
+#: Seconds between two attempts to open the store.
+REOPEN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of a search.
+
+    Attributes:
+        request_id: whose.
+        serial: of which question.
+        found: complete blocks from the question's start on.
+        keys: keys that were asked for.
+        seconds: how long the store took.
+    """
+
+    request_id: str
+    serial: int
+    found: int
+    keys: int
+    seconds: float
+
+
+class Probe:
+    """Runs store calls of the scheduler process in the background.
+
+    Args:
+        open_store: opens the client; raises ``StoreError`` when it cannot.
+        overdue: seconds after which a question is not asked any more, because nobody waits for it.
+    """
+
+    def __init__(self, open_store: Callable[[], ObjectStore], *, overdue: float) -> None:
+        self._open_store, self._overdue = open_store, overdue
+        self._work: queue.SimpleQueue[tuple[float, Callable[[ObjectStore], None]] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._store: ObjectStore | None = None
+        self._thread = threading.Thread(target=self._run, name="kvshare-probe", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: Question, namespace: str, objects: Sequence[ObjectId]) -> None:
+        """Search for a question's blocks; the answer appears in ``answers``."""
+
+        def run(store: ObjectStore) -> None:
+            started, asked, found = time.monotonic(), 0, 0
+            try:
+                steps = search(namespace, question.block_hashes, objects)
+                keys = next(steps)
+                while True:
+                    asked += len(keys)
+                    keys = steps.send(store.exists_many(keys))
+            except StopIteration as end:
+                found = end.value
+            finally:
+                seconds = time.monotonic() - started
+                self._answers.put(Answer(question.request_id, question.serial, found, asked, seconds))
+
+        self._work.put((time.monotonic() + self._overdue, run))
+
+    def run(self, task: Callable[[ObjectStore], None]) -> None:
+        """Run a task with the client, whenever there is one."""
+        self._work.put((float("inf"), task))
+
+    def answers(self) -> list[Answer]:
+        """The answers since the last call."""
+        out: list[Answer] = []
+        while True:
+            try:
+                out.append(self._answers.get_nowait())
+            except queue.Empty:
+                return out
+
+    def close(self) -> None:
+        """Stop the thread; a call that hangs in the store is left to die with the process."""
+        self._closing.set()
+        self._work.put(None)
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if self._store is None and not self._try_open():
+                self._closing.wait(REOPEN_SECONDS)
+                continue
+            item = self._work.get()
+            if item is None:
+                break
+            until, task = item
+            if time.monotonic() > until or self._store is None:
+                continue
+            try:
+                task(self._store)
+            except Exception:
+                logger.exception("a background call to the store failed")
+        if self._store is not None:
+            self._store.close()
+
+    def _try_open(self) -> bool:
+        try:
+            self._store = self._open_store()
+        except StoreError as error:
+            logger.warning("the store cannot be reached yet, prompts are computed without it: %s", error)
+        except Exception:
+            logger.exception("opening the store failed")
+        return self._store is not None
