@@ -123,9 +123,7 @@ def start_node(folder: Path, master: Master, *, segment: str = "512mb", name: st
 
 
 @contextmanager
-def store(
-    folder: Path, *, nodes: int = 1, segment: str = "512mb", lease_ms: int | None = None
-) -> Iterator[Store]:
+def store(folder: Path, *, nodes: int = 1, segment: str = "512mb", lease_ms: int | None = None) -> Iterator[Store]:
     """A running store; its processes end with the block.
 
     Args:

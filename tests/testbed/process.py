@@ -67,6 +67,7 @@ class Process:
         log: Path,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        outlives_us: bool = False,
     ) -> None:
         """Start it; it keeps running until `stop` or `kill`.
 
@@ -76,13 +77,16 @@ class Process:
             log: file for its output; older output is replaced.
             environment: the whole environment; the present one when None.
             folder: working folder.
+            outlives_us: whether it keeps running when this process dies.
         """
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        # The kernel ends the program when this process dies, even by SIGKILL; a test run leaves nothing behind.
+        bond = () if outlives_us else ("setpriv", "--pdeathsig", "KILL", "--")
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
-                [str(word) for word in command],
+                [*bond, *(str(word) for word in command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

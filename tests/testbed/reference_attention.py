@@ -28,9 +28,7 @@ def register() -> None:
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.ReferenceAttentionBackend")
 
 
-def write_cells(
-    cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
+def write_cells(cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Store the keys and values of some tokens.
 
     Args:

@@ -53,7 +53,7 @@ VOCABULARY = 256 + 2
 """One token for each byte, then begin and end of text."""
 
 
-def tiny_model(parameters: TinyModel = TinyModel()) -> Path:  # noqa: B008 (frozen)
+def tiny_model(parameters: TinyModel = TinyModel()) -> Path:
     """The folder of a model with these parameters; made when it is not in the cache."""
     folder = parameters.folder
     if not folder.exists():
@@ -103,7 +103,7 @@ def make_model(folder: Path, parameters: TinyModel) -> None:
 def _write_tokenizer(folder: Path) -> None:
     """A tokenizer whose token numbers are the bytes of the text."""
     letters = _byte_letters()
-    vocabulary = {letter: byte for byte, letter in enumerate(letters)}
+    vocabulary: dict[str, int] = {letter: byte for byte, letter in enumerate(letters)}
     special = [
         {
             "id": 256 + number,
@@ -117,7 +117,7 @@ def _write_tokenizer(folder: Path) -> None:
         for number, content in enumerate(("<begin>", "<end>"))
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -39,9 +39,7 @@ def packages(names: Sequence[str]) -> Step:
 
     def install(commands: Commands) -> None:
         if os.geteuid() != 0:
-            raise UnpreparableError(
-                f"missing Debian packages: {' '.join(missing(names))}; only root can install them"
-            )
+            raise UnpreparableError(f"missing Debian packages: {' '.join(missing(names))}; only root can install them")
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
         lock = ("-o", "DPkg::Lock::Timeout=600")
         commands.run(["apt-get", *lock, "update"], environment=quiet)

@@ -77,6 +77,7 @@ ENGINE = Image(
     ),
 )
 PRODUCT_IMAGES = (OPERATOR, CONNECTOR)
+PAUSE = Image("pause", "tests/testbed/images/pause/Dockerfile", ("tests/testbed/go/pause",))
 
 
 def base_image() -> Step:
@@ -105,8 +106,8 @@ def base_image() -> Step:
     )
 
 
-def image(wanted: Image) -> Step:
-    """A step that builds one image and exports it."""
+def image(wanted: Image, context: Path = places.REPOSITORY) -> Step:
+    """A step that builds one image from the files in `context` and exports it."""
 
     def build(commands: Commands) -> None:
         places.IMAGES.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def image(wanted: Image) -> Step:
                 [
                     *(*_buildah(), "build", "--network", "host", "--pull-never", "--no-cache", *mounts),
                     *("--build-arg", f"BASE={BASE}", "--tag", wanted.reference),
-                    *("--file", places.REPOSITORY / wanted.dockerfile, places.REPOSITORY),
+                    *("--file", places.REPOSITORY / wanted.dockerfile, context),
                 ],
                 environment={"BUILDAH_ISOLATION": "chroot"},
             )
@@ -157,7 +158,5 @@ def _buildah_answer(*words: str) -> str:
 def _stored(reference: str) -> bool:
     if shutil.which("buildah") is None:
         return False
-    answer = subprocess.run(
-        [*_buildah(), "images", "--quiet", reference], capture_output=True, text=True, check=False
-    )
+    answer = subprocess.run([*_buildah(), "images", "--quiet", reference], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and bool(answer.stdout.strip())

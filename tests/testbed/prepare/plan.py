@@ -30,7 +30,8 @@ def node() -> list[Step]:
         go_programs.go(),
         *_builds(go_programs.ALL_BUILDS),
         images.base_image(),
-        *(images.image(wanted) for wanted in (*images.PRODUCT_IMAGES, images.ENGINE)),
+        images.image(images.PAUSE, go_programs.program("pause").parent),
+        *(images.image(wanted) for wanted in (images.ENGINE, *images.PRODUCT_IMAGES)),
     ]
     return _with_debian((*debian.ENGINE_PACKAGES, *debian.NODE_PACKAGES), steps)
 

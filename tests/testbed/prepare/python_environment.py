@@ -63,17 +63,13 @@ def pip_install(commands: Commands, requirement: str, folder: Path) -> None:
 
 def environment() -> Step:
     """A step that fills `.venv` with the pinned packages and links the checkout's own ones."""
-    key = key_of(
-        places.PYTHON_LISTS, TESTBED_ENTRY_POINTS, versions.VLLM, own_version(), str(places.REPOSITORY)
-    )
+    key = key_of(places.PYTHON_LISTS, TESTBED_ENTRY_POINTS, versions.VLLM, own_version(), str(places.REPOSITORY))
 
     def install(commands: Commands) -> None:
         MARK.unlink(missing_ok=True)
         settings = uv_settings()
         if not _has_right_python():
-            commands.run(
-                [UV, "venv", "--clear", "--python", find_python(), places.ENVIRONMENT], environment=settings
-            )
+            commands.run([UV, "venv", "--clear", "--python", find_python(), places.ENVIRONMENT], environment=settings)
         commands.run(
             [
                 *(UV, "pip", "install", "--python", places.environment_python()),
@@ -112,9 +108,8 @@ def link_own_packages(packages: Path) -> None:
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         script = places.ENVIRONMENT / "bin" / name
-        script.write_text(
-            f"#!{places.environment_python()}\nimport sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
-        )
+        call = f"import sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
+        script.write_text(f"#!{places.environment_python()}\n{call}")
         script.chmod(0o755)
 
 

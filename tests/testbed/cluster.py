@@ -1,0 +1,193 @@
+"""A real one-node Kubernetes cluster on this machine, and a bare API server for contract tests.
+
+    with cluster(Path("state"), images=[...]) as running:
+        running.kubectl.apply(...)
+
+    with api_server(Path("state")) as api:
+        api.kubeconfig
+
+Only one cluster runs on a machine at a time; what a killed one left behind is removed before the next starts.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed import places
+from testbed.cluster_state import State, leftovers, own_chains_exist
+from testbed.control_plane import (
+    Ports,
+    Programs,
+    default_service_account,
+    start_api_server,
+    start_controllers,
+)
+from testbed.kubectl import Kubectl
+from testbed.node_programs import DNS_ADDRESS, NODE, NODE_ADDRESS, import_image, start_containerd, start_node
+from testbed.ports import free_ports
+from testbed.prepare.images import PAUSE
+
+SOCKET_PATH_LIMIT = 80
+
+
+class ClusterImpossibleError(Exception):
+    """This machine cannot run the cluster now; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster or API server.
+
+    Attributes:
+        state: its folder: logs, kubeconfig, sockets.
+        kubeconfig: the administrator's.
+    """
+
+    state: Path
+    kubeconfig: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """kubectl for it, in the namespace `default`."""
+        return Kubectl(self.kubeconfig)
+
+    def import_image(self, archive: Path) -> None:
+        """Give an OCI archive to the node."""
+        import_image(self.state, archive)
+
+
+@contextmanager
+def api_server(state: Path) -> Iterator[Cluster]:
+    """etcd and kube-apiserver on free loopback ports: about two seconds; several may run side by side.
+
+    Args:
+        state: an empty or former folder for logs, data and the kubeconfig.
+
+    Raises:
+        NotReadyError: if one of them does not start, with the last lines of its log.
+    """
+    place = State(state)
+    place.remove()
+    place.open()
+    try:
+        etcd, peers, api = free_ports(3)
+        ports = Ports("127.0.0.1", etcd=etcd, etcd_peers=peers, api=api)
+        programs = Programs(place, outlive_us=False)
+        yield Cluster(place.folder, start_api_server(programs, ports, advertise=NODE_ADDRESS))
+    finally:
+        place.remove()
+
+
+@contextmanager
+def cluster(state: Path, *, images: Sequence[Path] = ()) -> Iterator[Cluster]:
+    """A complete cluster that ends with the block.
+
+    Args:
+        state: its folder.
+        images: OCI archives for the node.
+
+    Raises:
+        ClusterImpossibleError: if the machine cannot run one now.
+        NotReadyError: if a program does not start, with the last lines of its log.
+    """
+    with _only_cluster():
+        try:
+            yield start_cluster(state, images=images)
+        finally:
+            stop_cluster(state)
+
+
+def start_cluster(state: Path, *, images: Sequence[Path] = ()) -> Cluster:
+    """Start a cluster that outlives this process; `stop_cluster` ends it. Arguments as for `cluster`."""
+    _check_machine(state)
+    remove_leftovers()
+    if own_chains_exist():
+        raise ClusterImpossibleError(
+            "firewall chains of another Kubernetes are on this machine (iptables-save | grep KUBE-): "
+            "stop that cluster first, or use it with CLUSTER=existing"
+        )
+    place = State(state)
+    place.open()
+    try:
+        for address in (NODE_ADDRESS, DNS_ADDRESS):
+            place.add_address(address)
+        programs = Programs(place, outlive_us=True)
+        ports = Ports(NODE_ADDRESS)
+        start_containerd(programs, PAUSE.reference)
+        kubeconfig = start_api_server(programs, ports, advertise=NODE_ADDRESS)
+        start_controllers(programs, ports, kubeconfig)
+        running = Cluster(place.folder, kubeconfig)
+        for archive in (PAUSE.archive, *images):
+            running.import_image(archive)
+        start_node(programs, kubeconfig)
+        _wait_for_node(programs, running.kubectl)
+    except BaseException:
+        place.remove()
+        raise
+    return running
+
+
+def stop_cluster(state: Path) -> None:
+    """End a cluster: every process, mount, network namespace, address and firewall chain of it."""
+    State(state).remove()
+
+
+def remove_leftovers() -> None:
+    """Remove what clusters on this machine left behind or kept running, and say so."""
+    for left in leftovers():
+        print(f"removing the cluster that is still recorded in {left.folder}", file=sys.stderr, flush=True)
+        left.remove()
+
+
+def _wait_for_node(programs: Programs, kubectl: Kubectl) -> None:
+    def ready() -> bool:
+        programs.check()
+        conditions = kubectl.get("node", NODE)["status"]["conditions"]
+        healthy = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+        return healthy and default_service_account(kubectl)
+
+    kubelet = next(process for process in programs.running if process.name == "kubelet")
+    kubectl.wait_for(
+        "the node is ready",
+        ready,
+        seconds=60,
+        about=lambda: f"look at {kubelet.log} and the other logs beside it",
+        pause=0.2,
+    )
+
+
+def _check_machine(state: Path) -> None:
+    if os.geteuid() != 0:
+        raise ClusterImpossibleError("a cluster needs root: containers, mounts and network namespaces")
+    if len(str(state.absolute())) > SOCKET_PATH_LIMIT:
+        raise ClusterImpossibleError(
+            f"the state folder's path has {len(str(state.absolute()))} characters, at most {SOCKET_PATH_LIMIT} "
+            f"fit beside a socket's name: choose a shorter one"
+        )
+    for name in ("ip", "iptables", "umount"):
+        if shutil.which(name) is None:
+            raise ClusterImpossibleError(f"the program `{name}` is missing: run `make prepare`")
+
+
+@contextmanager
+def _only_cluster() -> Iterator[None]:
+    places.CACHE.mkdir(parents=True, exist_ok=True)
+    with (places.CACHE / "cluster.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another cluster runs on this machine, waiting for its end", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def temporary_state() -> "contextlib.AbstractContextManager[str]":
+    """A short-named folder for a cluster's state that ends with the block."""
+    return tempfile.TemporaryDirectory(prefix="kvshare-cluster-")
