@@ -14,6 +14,11 @@ from vllm.v1.core import kv_cache_utils
 OLDEST = (0, 30)
 
 
+def version_text() -> str:
+    """The running vLLM's version."""
+    return str(vllm.__version__)
+
+
 def version() -> tuple[int, int]:
     """Major and minor of the running vLLM; (0, 0) for a version that has no number."""
     parts = vllm.__version__.split("+")[0].split(".")

@@ -37,21 +37,30 @@ class Report:
         released: save jobs whose source blocks are no longer needed, with the number of ranks that say so.
         unsaved: hashes of blocks of which at least one object did not reach the store.
         unread: hashes of blocks of which at least one object could not be read.
+        settled: resets that a rank has carried out completely, with the number of ranks that say so.
     """
 
     facts: Mapping[int, str] = field(default_factory=dict)
     released: Mapping[int, int] = field(default_factory=dict)
     unsaved: frozenset[bytes] = frozenset()
     unread: frozenset[bytes] = frozenset()
+    settled: Mapping[int, int] = field(default_factory=dict)
 
     def merge(self, other: "Report") -> "Report":
         """Both reports in one."""
-        released = dict(self.released)
-        for job_id, ranks in other.released.items():
-            released[job_id] = released.get(job_id, 0) + ranks
-        return Report({**self.facts, **other.facts}, released, self.unsaved | other.unsaved, self.unread | other.unread)
+        return Report(
+            {**self.facts, **other.facts},
+            _added(self.released, other.released),
+            self.unsaved | other.unsaved,
+            self.unread | other.unread,
+            _added(self.settled, other.settled),
+        )
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to say."""
-        return not (self.facts or self.released or self.unsaved or self.unread)
+        return not (self.facts or self.released or self.unsaved or self.unread or self.settled)
+
+
+def _added(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
+    return {number: first.get(number, 0) + second.get(number, 0) for number in first.keys() | second.keys()}

@@ -90,6 +90,11 @@ class Probe:
             except queue.Empty:
                 return out
 
+    @property
+    def closing(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closing.is_set()
+
     def close(self) -> None:
         """Stop the thread; a call that hangs in the store is left to die with the process."""
         self._closing.set()

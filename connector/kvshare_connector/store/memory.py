@@ -199,6 +199,13 @@ class MemoryStore:
             out.append(wanted)
         return out
 
+    def remove_prefix(self, prefix: str) -> int:
+        """See ``ObjectStore``."""
+        if not self._enter("remove", [prefix], ()):
+            return codes.CLOSED
+        wanted = self.faults.code("remove", prefix)
+        return self.contents.evict(lambda key: key.startswith(prefix)) if wanted is None else wanted
+
     def put_bytes(self, key: str, data: bytes) -> int:
         """See ``ObjectStore``."""
         if not self._enter("put", [key], ()):

@@ -8,6 +8,7 @@ too many segments are in flight. None of that passes this file.
 import importlib
 import importlib.metadata
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from kvshare_connector.store import codes
 from kvshare_connector.store.batches import MOST_NAMES, InFlight, cut, rounds_without_repeats
 from kvshare_connector.store.codes import Reaction
 from kvshare_connector.store.protocol import Segments, StoreSetupError, StoreUnavailable, segments_bytes
-from kvshare_connector.store.settings import StoreSettings, local_hostname, set_environment
+from kvshare_connector.store.settings import StoreSettings, local_hostname, reachable, set_environment
 from kvshare_connector.store.suspicion import Suspicion
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 NEEDED = "mooncake-transfer-engine 0.3.13 or newer"
 _METHODS = (
     "batch_get_into_multi_buffers", "batch_is_exist", "batch_put_from_multi_buffers", "batch_remove", "close", "get",
-    "put", "register_buffer", "setup", "unregister_buffer",
+    "put", "register_buffer", "remove_by_regex", "setup", "unregister_buffer",
 )  # fmt: skip
 #: A call that failed at once is tried once more; one that has already waited this long is not.
 _RETRY_BEFORE_SECONDS = 1.0
@@ -64,6 +65,15 @@ def _library() -> Any:
     return library
 
 
+def library_problem() -> str:
+    """Why Mooncake cannot be used in this image, one sentence, or an empty string."""
+    try:
+        _library()
+    except StoreUnavailable as error:
+        return str(error)
+    return ""
+
+
 @dataclass
 class _Client:
     """A set-up client, and how many calls are inside it."""
@@ -90,7 +100,7 @@ class MooncakeStore:
 
     @classmethod
     def open(cls, settings: StoreSettings) -> "MooncakeStore":
-        """Load Mooncake and set a client up; takes at most ``settings.setup_seconds``.
+        """Load Mooncake and set a client up; takes ``settings.setup_seconds`` and one attempt (4 s) at most.
 
         Raises:
             StoreUnavailable: Mooncake is missing or does not fit, or the master does not answer; one sentence.
@@ -131,6 +141,12 @@ class MooncakeStore:
     def remove_many(self, keys: Sequence[str]) -> list[int]:
         """See ``ObjectStore``."""
         return self._by_name(keys, lambda raw, names: raw.batch_remove(names, True))
+
+    def remove_prefix(self, prefix: str) -> int:
+        """See ``ObjectStore``."""
+        if not prefix:
+            return codes.INVALID_PARAMS
+        return self._call(1, lambda raw: [raw.remove_by_regex("^" + re.escape(prefix), True)])[0]
 
     def put_bytes(self, key: str, data: bytes) -> int:
         """See ``ObjectStore``."""
@@ -173,7 +189,10 @@ class MooncakeStore:
             raise StoreSetupError(f"address {address:#x} given, code {code}, the start of a registered range expected")
 
     def close(self) -> None:
-        """See ``ObjectStore``; waits for calls of other threads, which Mooncake would not survive."""
+        """See ``ObjectStore``; waits for calls of other threads, which Mooncake would not survive.
+
+        Mooncake holds the interpreter lock for the second that closing takes.
+        """
         with self._changed:
             client, self._client = self._client, None
         if client is not None:
@@ -312,45 +331,33 @@ def _lists(
 def _set_up(library: Any, settings: StoreSettings) -> Any:
     """A client that is ready.
 
+    Mooncake holds the interpreter lock during ``setup``, 4 s for every attempt at a master that does not answer. So the
+    master's port is awaited here first, where other threads go on, and Mooncake gets one attempt.
+
     Raises:
-        StoreUnavailable: Mooncake refused, or did not return in time; the attempt then ends in the background.
+        StoreUnavailable: nobody listens at the master's address, or Mooncake refused.
     """
-    raw = library.MooncakeDistributedStore()
-    outcome: list[int | BaseException] = []
-    given_up = threading.Event()
-    tenant = {} if settings.tenant == "default" else {"tenant_id": settings.tenant}
-
-    def run() -> None:
-        try:
-            outcome.append(
-                raw.setup(
-                    settings.hostname or local_hostname(settings.master),
-                    settings.metadata_server,
-                    settings.segment_bytes,
-                    settings.buffer_bytes,
-                    settings.protocol,
-                    settings.device,
-                    settings.master,
-                    **tenant,
-                )
-            )
-        except BaseException as error:
-            outcome.append(error)
-        if given_up.is_set() and outcome == [codes.OK]:
-            raw.close()
-
-    thread = threading.Thread(target=run, name="kvshare-store-setup", daemon=True)
-    thread.start()
-    thread.join(settings.setup_seconds)
-    if thread.is_alive():
-        given_up.set()
-        answer = f"no answer in {settings.setup_seconds:g} s"
-    elif outcome == [codes.OK]:
-        return raw
-    elif isinstance(outcome[0], BaseException):
-        answer = f"{type(outcome[0]).__name__}: {outcome[0]}"
+    if not reachable(settings.master, settings.setup_seconds):
+        answer = f"no connection in {settings.setup_seconds:g} s"
     else:
-        answer = f"code {outcome[0]} ({codes.explain(outcome[0]).name})"
+        raw = library.MooncakeDistributedStore()
+        tenant = {} if settings.tenant == "default" else {"tenant_id": settings.tenant}
+        try:
+            code = raw.setup(
+                settings.hostname or local_hostname(settings.master),
+                settings.metadata_server,
+                settings.segment_bytes,
+                settings.buffer_bytes,
+                settings.protocol,
+                settings.device,
+                settings.master,
+                **tenant,
+            )
+            if code == codes.OK:
+                return raw
+            answer = f"code {code} ({codes.explain(code).name})"
+        except Exception as error:  # wrong types for the native call
+            answer = f"{type(error).__name__}: {error}"
     raise StoreUnavailable(
         f"Mooncake master {settings.master} over {settings.protocol} given, a master that answers and a device for "
         f"{settings.protocol} expected, got {answer}: check the address, the network and the device"

@@ -67,6 +67,10 @@ class ObjectStore(Protocol):
         """Remove objects although they may be leased: 0 or a negative code per key."""
         ...
 
+    def remove_prefix(self, prefix: str) -> int:
+        """Remove every object whose key starts with ``prefix``, leased or not: how many went, or a negative code."""
+        ...
+
     def put_bytes(self, key: str, data: bytes) -> int:
         """Store one small object: 0 or a negative code. An existing key stays as it is."""
         ...

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
@@ -34,8 +35,7 @@ class StoreSettings:
         buffer_bytes: Mooncake's own buffer, used for small objects only.
         hostname: address under which others reach this process; empty finds the one that leads to the master.
         tenant: tenant on a master with tenants; ``default`` otherwise.
-        setup_seconds: after this time opening a client counts as failed.
-        setup_retries: connection attempts inside one opening, about 4 s each.
+        setup_seconds: how long to wait for somebody to listen at the master's address.
     """
 
     master: str
@@ -46,8 +46,7 @@ class StoreSettings:
     buffer_bytes: int = 16 << 20
     hostname: str = ""
     tenant: str = "default"
-    setup_seconds: float = 30.0
-    setup_retries: int = 3
+    setup_seconds: float = 10.0
 
     def metadata_only(self) -> "StoreSettings":
         """The same store for a client that only asks: it contributes no capacity."""
@@ -158,7 +157,7 @@ def environment(settings: StoreSettings) -> dict[str, str]:
         "MC_TCP_PROGRESS_TIMEOUT_SEC": "4",
         "MC_TCP_STATUS_TIMEOUT_SEC": "4",
         "MC_RPC_TIMEOUT_MS": "4000",
-        "MC_STORE_CLIENT_SETUP_RETRIES": str(settings.setup_retries),
+        "MC_STORE_CLIENT_SETUP_RETRIES": "1",
         "MC_LOG_LEVEL": "WARNING",
         "MC_YLT_LOG_LEVEL": "ERROR",
     }
@@ -180,7 +179,7 @@ def local_hostname(master: str) -> str:
 
     No packet is sent. Falls back to loopback when there is no route.
     """
-    host, port = _endpoint(master)
+    host, port = _endpoints(master)[0]
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, proto) as probe:
@@ -190,11 +189,26 @@ def local_hostname(master: str) -> str:
         return _LOOPBACK
 
 
-def _endpoint(master: str) -> tuple[str, int]:
-    """Host and port of the first address in ``master``."""
-    first = re.split(r"[;,]", master.partition("://")[2] or master)[0].strip()
-    found = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?", first)
-    if found is None:
-        return _LOOPBACK, 1
-    port = int(found["port"] or 1)
-    return found["v6"] or found["host"], port if 0 < port < 65536 else 1
+def reachable(master: str, seconds: float) -> bool:
+    """Whether somebody listens at one of the addresses in ``master`` within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for address in _endpoints(master):
+            try:
+                with socket.create_connection(address, timeout=max(0.1, min(2.0, seconds))):
+                    return True
+            except OSError:
+                continue
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.2)
+
+
+def _endpoints(master: str) -> list[tuple[str, int]]:
+    """Hosts and ports in ``master``; loopback and a port that nobody uses when none can be read."""
+    out: list[tuple[str, int]] = []
+    for text in re.split(r"[;,]", master.partition("://")[2] or master):
+        found = re.fullmatch(r"\s*(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?\s*", text)
+        if found is not None and 0 < (port := int(found["port"] or 1)) < 65536:
+            out.append((found["v6"] or found["host"], port))
+    return out or [(_LOOPBACK, 1)]

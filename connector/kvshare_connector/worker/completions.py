@@ -11,21 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Drained:
-    """What one step reports.
+    """What a rank has to say about saves and missing blocks.
 
     Attributes:
-        finished_loads: requests whose load is over on this rank, whatever its result.
-        bad_block_ids: cache blocks that were not proven loaded.
-        unread: hashes of the blocks that were not loaded.
         released: save jobs whose source blocks are no longer needed.
         unsaved: hashes of blocks that did not reach the store.
+        unread: hashes of blocks that could not be read.
+        settled: resets after which every older job has landed or been given up.
     """
 
-    finished_loads: set[str] = field(default_factory=set)
-    bad_block_ids: set[int] = field(default_factory=set)
-    unread: set[bytes] = field(default_factory=set)
     released: list[int] = field(default_factory=list)
     unsaved: set[bytes] = field(default_factory=set)
+    unread: set[bytes] = field(default_factory=set)
+    settled: list[int] = field(default_factory=list)
 
 
 class Completions:
@@ -34,6 +32,8 @@ class Completions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now = Drained()
+        self._finished: set[str] = set()
+        self._bad_block_ids: set[int] = set()
         self._open_loads: dict[int, str] = {}
         self._open_saves: set[int] = set()
 
@@ -51,9 +51,9 @@ class Completions:
             request_id = self._open_loads.pop(generation, None)
             if request_id is None:
                 return
-            self._now.bad_block_ids.update(bad_block_ids)
+            self._bad_block_ids.update(bad_block_ids)
             self._now.unread.update(unread)
-            self._now.finished_loads.add(request_id)
+            self._finished.add(request_id)
 
     def save_started(self, job_id: int) -> None:
         """Register a save job."""
@@ -72,19 +72,23 @@ class Completions:
         with self._lock:
             self._now.unsaved.update(hashes)
 
-    def drain_loads(self) -> tuple[set[str], set[int]]:
-        """Take the finished requests and the bad blocks."""
+    def settled(self, epoch: int) -> None:
+        """Every job from before the reset ``epoch`` has landed or been given up."""
         with self._lock:
-            finished, bad = self._now.finished_loads, self._now.bad_block_ids
-            self._now.finished_loads, self._now.bad_block_ids = set(), set()
-            return finished, bad
+            self._now.settled.append(epoch)
 
-    def drain_rest(self) -> tuple[list[int], set[bytes], set[bytes]]:
-        """Take released jobs, unsaved hashes and unread hashes."""
+    def drain_loads(self) -> tuple[set[str], set[int]]:
+        """Take the requests whose load is over, whatever its result, and the cache blocks not proven loaded."""
         with self._lock:
-            rest = self._now.released, self._now.unsaved, self._now.unread
-            self._now.released, self._now.unsaved, self._now.unread = [], set(), set()
-            return rest
+            taken = self._finished, self._bad_block_ids
+            self._finished, self._bad_block_ids = set(), set()
+            return taken
+
+    def drain_rest(self) -> Drained:
+        """Take everything else."""
+        with self._lock:
+            taken, self._now = self._now, Drained()
+            return taken
 
     @property
     def open_loads(self) -> int:

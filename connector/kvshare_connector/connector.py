@@ -1,0 +1,277 @@
+"""The class that vLLM loads: forwards every call to the side that this process is.
+
+``--kv-transfer-config.kv_connector=KVShareConnector
+--kv-transfer-config.kv_connector_module_path=kvshare_connector.connector``
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvshare_connector import compat
+from kvshare_connector.scheduler.glue import SchedulerSide
+from kvshare_connector.stats import KVSharePromMetrics, KVShareStats
+from kvshare_connector.store import mooncake
+from kvshare_connector.store.protocol import ObjectStore
+from kvshare_connector.store.settings import settings_from
+from kvshare_connector.wire import Report, Step
+from kvshare_connector.worker.glue import WorkerSide
+from kvshare_layout import RankFacts, parse
+
+logger = logging.getLogger("kvshare")
+
+
+@dataclass
+class KVShareHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """Facts of one rank, as JSON."""
+
+    facts: str
+
+
+@dataclass
+class KVShareMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """What the ranks must do in a step."""
+
+    step: Step = field(default_factory=Step)
+
+
+@dataclass
+class KVShareWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What one or several ranks have to tell the scheduler."""
+
+    report: Report = field(default_factory=Report)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Both reports in one; neither is changed."""
+        return KVShareWorkerMetadata(self.report.merge(other.report))
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _timed(method: _Method) -> _Method:
+    """Count the time that a call takes from the scheduler's thread."""
+
+    @functools.wraps(method)
+    def timed(self: "KVShareConnector", *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._scheduler_side.counters.add("scheduler_seconds", time.perf_counter() - started)
+
+    return timed  # type: ignore[return-value]
+
+
+def _store_problem() -> str:
+    """Why no store client can be made in this image, or an empty string."""
+    problem = mooncake.library_problem()
+    return f"MooncakeMissing: {problem}" if problem else ""
+
+
+class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Shares KV blocks between engines of different tensor-parallel sizes and cache layouts."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._parsed = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(
+                self._parsed, vllm_config, kv_cache_config, self._open_metadata_store, _store_problem()
+            )
+        else:
+            parallel = vllm_config.parallel_config
+            rank = parallel.rank % (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+            self._worker = WorkerSide(
+                self._parsed.config,
+                kv_cache_config,
+                vllm_config.compilation_config.static_forward_context,
+                self._open_store,
+                rank=rank,
+                tp_rank=rank % parallel.tensor_parallel_size,
+                pp_rank=rank // parallel.tensor_parallel_size,
+                problem=_store_problem(),
+            )
+
+    def _open_store(self) -> ObjectStore:
+        return mooncake.MooncakeStore.open(settings_from(self._parsed.config))
+
+    def _open_metadata_store(self) -> ObjectStore:
+        return mooncake.MooncakeStore.open(settings_from(self._parsed.config).metadata_only())
+
+    @property
+    def _scheduler_side(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise RuntimeError("a call for the scheduler reached a rank")
+        return self._scheduler
+
+    @property
+    def _worker_side(self) -> WorkerSide:
+        if self._worker is None:
+            raise RuntimeError("a call for a rank reached the scheduler")
+        return self._worker
+
+    # Both processes.
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a cache; a lost save is a later miss."""
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """The physical layout to ask for; none unless ``request_layout`` names one."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return parse(extra).config.request_layout or None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVShareStats:
+        """Statistics from their serialised form."""
+        return KVShareStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> KVSharePromMetrics:
+        """The connector's metrics in vLLM's registry."""
+        return KVSharePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_kv_connector_stats(self) -> KVShareStats | None:
+        """What was counted since the last call."""
+        if self._scheduler is not None:
+            member = self._scheduler.take_member()
+            data = {"counters": self._scheduler.counters.drain(), "member": dict(member) if member else None}
+        else:
+            data = {"counters": self._worker_side.counters(), "member": None}
+        stats = KVShareStats(data=data)
+        return None if stats.is_empty() else stats
+
+    def shutdown(self) -> None:
+        """Stop threads and close clients."""
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    # Ranks.
+
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """The caches exist."""
+        self._worker_side.register_kv_caches(kv_caches)
+
+    def get_handshake_metadata(self) -> KVShareHandshake | None:
+        """Facts of this rank for the scheduler."""
+        facts = self._worker_side.facts()
+        return None if facts is None else KVShareHandshake(facts.to_json())
+
+    def _step(self) -> Step:
+        metadata = self._get_connector_metadata()
+        return metadata.step if isinstance(metadata, KVShareMetadata) else Step()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Start this step's loads; all of them are asynchronous."""
+        self._worker_side.start_loads(self._step())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: loads are asynchronous, no layer of a running request waits for one."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: blocks are saved whole, after the step."""
+
+    def wait_for_save(self) -> None:
+        """Start this step's saves behind the forward pass; their blocks are pinned by the scheduler."""
+        self._worker_side.start_saves(self._step())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that are over on this rank."""
+        return compat.transfer_results(self._worker_side.finished_loads())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """The same for callers of the older form."""
+        return None, self._worker_side.finished_loads() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Cache blocks that were not proven loaded."""
+        return self._worker_side.bad_block_ids()
+
+    def build_connector_worker_meta(self) -> KVShareWorkerMetadata | None:
+        """What this rank has to tell the scheduler."""
+        report = self._worker_side.report()
+        return None if report.empty else KVShareWorkerMetadata(report)
+
+    # Scheduler.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """The block pool, for pins."""
+        self._scheduler_side.bind_block_pool(gpu_block_pool)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+        """Facts of all ranks, by pipeline and tensor-parallel rank."""
+        facts = [RankFacts.from_json(m.facts) for m in metadata.values() if isinstance(m, KVShareHandshake)]
+        self._scheduler_side.take_facts(facts)
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
+        """The same for callers without pipeline ranks."""
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
+
+    @_timed
+    def on_new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        self._scheduler_side.new_request(request)
+
+    @_timed
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens to load beyond the local ones; never waits for the store."""
+        return self._scheduler_side.matched_tokens(request, num_computed_tokens)
+
+    @_timed
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks have been allocated."""
+        block_ids = blocks.get_block_ids()[0] if num_external_tokens > 0 else ()
+        self._scheduler_side.allocated(request, block_ids, num_external_tokens)
+
+    @_timed
+    def build_connector_meta(self, scheduler_output: Any) -> KVShareMetadata:
+        """The step's work for the ranks."""
+        return KVShareMetadata(self._scheduler_side.step(scheduler_output))
+
+    @_timed
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Results of the ranks."""
+        metadata = connector_output.kv_connector_worker_meta
+        report = metadata.report if isinstance(metadata, KVShareWorkerMetadata) else None
+        finished = sorted(connector_output.finished_recving or ())
+        self._scheduler_side.output(report, finished, frozenset(connector_output.invalid_block_ids or ()))
+
+    @_timed
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
+        """A request has ended; its blocks may be freed at once, pins keep what is still read."""
+        self._scheduler_side.finished(request, block_ids[0] if block_ids else ())
+        return False, None
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        """The same for one group."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def has_pending_push_work(self) -> bool:
+        """Whether ranks still have something to report."""
+        return self._scheduler_side.busy
+
+    def reset_cache(self) -> bool:
+        """Empty this engine's namespace."""
+        return self._scheduler_side.reset()

@@ -1,0 +1,176 @@
+"""Facts of the engine: from vLLM's resolved configuration to plain values, and the canary of its block hashes.
+
+Whatever changes the bytes of a cache, or the meaning of a block hash, and that no rank can see, is gathered here.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
+
+from kvshare_connector import compat
+from kvshare_connector.scheduler.weights import WeightsUnreadableError, weight_files, weights_digest
+from kvshare_layout.facts import EngineFacts
+from kvshare_layout.fingerprint import canonical_json
+
+logger = logging.getLogger("kvshare.engine")
+
+#: Fields of a model configuration that say where it came from, not what it computes.
+_NOT_IDENTITY = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})
+_CANARY_BLOCK = tuple(range(16))
+
+
+def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str) -> EngineFacts:
+    """Everything that the scheduler process knows about its engine.
+
+    Args:
+        vllm_config: vLLM's resolved configuration.
+        kv_cache_config: vLLM's cache configuration.
+        problem: what is known to keep the engine from caching, ``Reason: sentence``.
+    """
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    algorithm = str(cache.prefix_caching_hash_algo)
+    canary = hash_canary(algorithm)
+    weights, weights_problem = _weights(vllm_config)
+    speculative = vllm_config.speculative_config
+    return EngineFacts(
+        tp=parallel.tensor_parallel_size,
+        pp=parallel.pipeline_parallel_size,
+        dcp=getattr(parallel, "decode_context_parallel_size", 1),
+        pcp=getattr(parallel, "prefill_context_parallel_size", 1),
+        kv_heads=1 if model.use_mla else model.get_total_num_kv_heads(),
+        hidden_layers=model.get_total_num_hidden_layers(),
+        cache_groups=len(kv_cache_config.kv_cache_groups),
+        block_tokens=cache.block_size,
+        hash_block_tokens=getattr(kv_cache_config, "hash_block_size", None) or cache.block_size,
+        hash_algorithm=algorithm,
+        hash_reproducible=canary is not None,
+        draft_drop=bool(speculative is not None and speculative.use_eagle()),
+        identity={
+            "model_config": _model_digest(model.hf_config),
+            "weights": weights,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "calculate_kv_scales": bool(getattr(cache, "calculate_kv_scales", False)),
+            "quantization": str(model.quantization or "none"),
+            "hash_scheme": compat.hash_scheme(),
+            "hash_canary": canary or "random",
+            "speculative": _speculative(speculative),
+        },
+        weights_problem=weights_problem,
+        problem=problem or compat.version_problem() or _combination_problem(vllm_config),
+        instance=uuid.uuid4().hex,
+    )
+
+
+def _combination_problem(vllm_config: Any) -> str:
+    """Combinations in which the engine itself would never finish our saves or confirm our loads."""
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "PrefixCachingOff: prefix caching is turned off, start the engine with --enable-prefix-caching"
+    pp, speculative = vllm_config.parallel_config.pipeline_parallel_size, vllm_config.speculative_config
+    if pp > 1 and speculative is not None and not getattr(vllm_config, "use_v2_model_runner", False):
+        return (
+            "PipelineWithDraft: pipeline parallelism with speculative decoding, whose non-last ranks are never "
+            "finalised by this model runner; use one of the two"
+        )
+    return ""
+
+
+def _model_digest(hf_config: Any) -> str:
+    """Digest of the model's configuration after all overrides."""
+    text = json.loads(hf_config.to_json_string(use_diff=False)) if hasattr(hf_config, "to_json_string") else {}
+    return hashlib.sha256(canonical_json(_without_origin(text))).hexdigest()
+
+
+def _without_origin(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _without_origin(v) for k, v in value.items() if k not in _NOT_IDENTITY}
+    if isinstance(value, list):
+        return [_without_origin(item) for item in value]
+    return value if isinstance(value, (str, int, bool, type(None))) else repr(value)
+
+
+def _weights(vllm_config: Any) -> tuple[str, str]:
+    """Digest of the weights, or why there is none."""
+    load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
+    if load_format == "dummy":
+        return "", "the weights are random (load format dummy), real weights expected: no other engine has the same"
+    try:
+        directory = _model_directory(vllm_config.model_config)
+        return weights_digest(weight_files(directory) if directory.is_dir() else [directory]), ""
+    except (WeightsUnreadableError, OSError, ValueError) as error:
+        return "", f"the weights cannot be identified: {error}"
+
+
+def _model_directory(model: Any) -> Path:
+    """Where the weights are: the model argument itself, or its snapshot in the download cache."""
+    path = Path(model.model)
+    if path.exists():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except Exception as error:
+        raise WeightsUnreadableError(f"no local files of {model.model} found ({type(error).__name__})") from error
+
+
+def _speculative(config: Any) -> str:
+    """What a draft model adds to the caches."""
+    if config is None:
+        return "none"
+    draft = getattr(config, "draft_model_config", None)
+    digest = _model_digest(draft.hf_config) if draft is not None else ""
+    return f"{config.method}:{digest}"
+
+
+def hash_canary(algorithm: str) -> str | None:
+    """Digest of the hashes that this process gives to a plain, a salted, a LoRA and a multimodal chain.
+
+    Two processes with equal canaries give equal block hashes. None when the hashes are random.
+    """
+    function = get_hash_fn_by_name(algorithm)
+    start = none_hash(algorithm)
+    if start is None:
+        return None
+    requests = (
+        _stub(),
+        _stub(cache_salt="salt"),
+        _stub(lora_request=SimpleNamespace(lora_name="salt", lora_path="/adapter")),
+        _stub(mm_features=[_stub_image()]),
+    )
+    digest = hashlib.sha256()
+    for request in requests:
+        extra, _ = kv_cache_utils.generate_block_hash_extra_keys(request, 0, len(_CANARY_BLOCK), 0)
+        first = kv_cache_utils.hash_block_tokens(function, start, _CANARY_BLOCK, extra)
+        second = kv_cache_utils.hash_block_tokens(function, first, _CANARY_BLOCK, None)
+        digest.update(bytes(first) + bytes(second))
+    return digest.hexdigest()[:32]
+
+
+def none_hash(algorithm: str) -> bytes | None:
+    """The hash of an empty prefix that this process will use; None when it is random."""
+    if os.environ.get("PYTHONHASHSEED") == "random":
+        return None
+    function = get_hash_fn_by_name(algorithm)
+    seed = compat.none_hash_seed(function)
+    return None if seed is None else bytes(function(seed))
+
+
+def _stub(**given: Any) -> Any:
+    """A request as far as hashing looks at it."""
+    base: dict[str, Any] = {"mm_features": [], "lora_request": None, "cache_salt": None, "prompt_embeds": None}
+    return SimpleNamespace(**{**base, **given})
+
+
+def _stub_image() -> Any:
+    position = SimpleNamespace(offset=2, length=4)
+    return SimpleNamespace(identifier="image", mm_hash="image", mm_position=position)

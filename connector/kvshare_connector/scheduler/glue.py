@@ -1,0 +1,367 @@
+"""Glue of the scheduler side: vLLM's scheduler objects on one side, the ledgers on the other; no rule of its own.
+
+Nothing in here asserts on ids or waits for the network: an assertion or a stall in this process stops the engine.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvshare_connector import compat
+from kvshare_connector.scheduler import engine_facts
+from kvshare_connector.scheduler.loads import Loads
+from kvshare_connector.scheduler.lookup import Lookups, Question
+from kvshare_connector.scheduler.pins import Pins
+from kvshare_connector.scheduler.probe import Probe
+from kvshare_connector.scheduler.reporter import Reporter
+from kvshare_connector.scheduler.resets import Resets
+from kvshare_connector.scheduler.saves import Offered, SaveJob, SaveRule, Saves
+from kvshare_connector.stats import Counters
+from kvshare_connector.store.protocol import ObjectStore
+from kvshare_connector.wire import Report, Step
+from kvshare_layout import Decision, MemberReport, RankFacts, Verdict, decide
+from kvshare_layout.config import Parsed
+from kvshare_layout.fingerprint import canonical_json, differing_fields
+from kvshare_layout.keys import manifest_key
+from kvshare_layout.kinds import usable_blocks
+
+logger = logging.getLogger("kvshare.scheduler")
+
+#: Share of the cache's blocks that may be pinned for saves, in percent.
+PIN_PERCENT = 5
+#: Seconds that a positive lookup may be used: below half of Mooncake's default lease of 10 s.
+REUSE_SECONDS = 4.0
+#: Seconds that a block whose GET failed counts as missing.
+FORGET_SECONDS = 1.0
+
+
+class SchedulerSide:
+    """The connector in the scheduler process.
+
+    Args:
+        parsed: the connector's configuration and the mistakes in it.
+        vllm_config: vLLM's resolved configuration.
+        kv_cache_config: vLLM's cache configuration.
+        open_store: opens a metadata-only store client.
+        problem: what is known to keep this engine from caching, ``Reason: sentence``.
+    """
+
+    def __init__(
+        self,
+        parsed: Parsed,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        open_store: Callable[[], ObjectStore],
+        problem: str,
+    ) -> None:
+        self._parsed, self._config = parsed, parsed.config
+        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._open_store, self._problem = open_store, problem
+        self._kv_role = str(vllm_config.kv_transfer_config.kv_role)
+        self._block_tokens = int(vllm_config.cache_config.block_size)
+        self._ranks = (
+            vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+        )
+        self._facts: dict[int, RankFacts] = {}
+        self.decision: Decision | None = None
+        self._decision_to_send = False
+        self._canary_checked = False
+        self._pool: Any = None
+        self._requests: dict[str, Any] = {}
+        self._first_block: dict[str, int] = {}
+        self._lookups = Lookups(timeout=self._config.lookup_timeout_seconds, reuse=REUSE_SECONDS, forget=FORGET_SECONDS)
+        self._loads = Loads()
+        self._offered = Offered()
+        rule = SaveRule.of(self._config.role, self._config.save_decode_cache, self._kv_role)
+        self._saves = Saves(rule, self._block_tokens, self._offered)
+        self._pins = Pins(0, self._ranks, self._touch, self._release)
+        self._resets = Resets(self._ranks)
+        self._tail: list[SaveJob] = []
+        self._unread: set[bytes] = set()
+        self._probe: Probe | None = None
+        self._reporter = Reporter(self._config)
+        self.counters = Counters()
+        self._member_to_show: dict[str, str] | None = None
+
+    # Start-up.
+
+    def bind_block_pool(self, pool: Any) -> None:
+        """The engine's block pool exists."""
+        self._pool = pool
+        self._pins = Pins(max(1, pool.num_gpu_blocks * PIN_PERCENT // 100), self._ranks, self._touch, self._release)
+
+    def take_facts(self, facts: Sequence[RankFacts]) -> None:
+        """Facts of some ranks; decides once those of all have come."""
+        self._facts.update({item.rank: item for item in facts})
+        if self.decision is None and len(self._facts) >= self._ranks:
+            engine = engine_facts.engine_facts(self._vllm_config, self._kv_cache_config, self._problem)
+            self._decided(decide(self._parsed, engine, list(self._facts.values())))
+
+    def _decided(self, decision: Decision) -> None:
+        self.decision, self._decision_to_send = decision, True
+        verdict = decision.verdict
+        logger.log(
+            logging.INFO if verdict.state == "shared" else logging.WARNING,
+            "verdict: %s, %s: %s (namespace %s)",
+            verdict.state, verdict.reason, verdict.message, decision.namespace or "none",
+        )  # fmt: skip
+        layouts = sorted({layer.layout for facts in self._facts.values() for layer in facts.layers})
+        self._member_to_show = {
+            "verdict": verdict.state, "reason": verdict.reason, "fingerprint": decision.fingerprint,
+            "store_tp": str(decision.store_tp), "layouts": ",".join(layouts), "namespace": decision.namespace,
+        }  # fmt: skip
+        parallel = self._vllm_config.parallel_config
+        self._reporter.post(
+            MemberReport(
+                decision.prefix, verdict.state, verdict.reason, verdict.message[:1024], decision.fingerprint,
+                decision.namespace, decision.store_tp, parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
+                tuple(layouts), decision.kv_heads or None, self._block_tokens, dict(decision.manifest),
+                compat.version_text()[:64],
+            )
+        )  # fmt: skip
+        if decision.caches and self._probe is None:
+            self._probe = Probe(self._open_store, overdue=self._config.lookup_timeout_seconds)
+            if verdict.state == "shared":
+                self._probe.run(lambda store: _compare_manifest(store, decision))
+
+    def _check_canary(self) -> None:
+        """The hashes of the engine are those that the decision rests on, or nothing is cached at all."""
+        self._canary_checked = True
+        used = compat.current_none_hash()
+        expected = engine_facts.none_hash(str(self._vllm_config.cache_config.prefix_caching_hash_algo))
+        if self.decision and self.decision.caches and expected is not None and used != expected:
+            verdict = Verdict("disabled", "HashSeedChanged", "the engine's hash seed is not the one found at start-up")
+            self._decided(Decision(verdict, self.decision.prefix))
+
+    # Requests.
+
+    def new_request(self, request: Any) -> None:
+        """A request has arrived: remember it and start to look for its blocks."""
+        self._requests[request.request_id] = request
+        if not self._canary_checked and self.decision is not None:
+            self._check_canary()
+        if self._may_load(request):
+            self._ask(request, self._local_blocks(request))
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded beyond the ``local_tokens`` that the engine has; ``None`` asks to come again."""
+        if not self._may_load(request):
+            return 0, False
+        start = local_tokens // self._block_tokens
+        self._first_block[request.request_id] = start
+        found = self._ask(request, start)
+        if found is None:
+            return None, False
+        blocks = usable_blocks(found, draft_drop=bool(self.decision and self.decision.draft_drop))
+        return (blocks * self._block_tokens, True) if blocks else (0, False)
+
+    def _may_load(self, request: Any) -> bool:
+        return (
+            self.decision is not None
+            and self.decision.caches
+            and self._kv_role != "kv_producer"
+            and self._cacheable(request)
+            and not getattr(request, "skip_reading_prefix_cache", False)
+            and not self._resets.under_way
+        )
+
+    @staticmethod
+    def _cacheable(request: Any) -> bool:
+        # An adapter enters block hashes by name and path, not by content: another pod's adapter may differ.
+        return request.lora_request is None
+
+    def _ask(self, request: Any, start: int) -> int | None:
+        """Blocks found from ``start`` on, or None while the answer is not there."""
+        if self._probe is None or self.decision is None:
+            return 0
+        now = time.monotonic()
+        for answer in self._probe.answers():
+            self._lookups.answer(answer.request_id, answer.serial, answer.found, now)
+            self.counters.add("lookups")
+            self.counters.add("lookup_keys", answer.keys)
+            self.counters.add("lookup_seconds", answer.seconds)
+        # The last token is always computed, so that there is something to sample from.
+        usable = (request.num_tokens - 1) // self._block_tokens
+        before = self._lookups.timeouts
+        result = self._lookups.ask(request.request_id, start, tuple(request.block_hashes[:usable]), now)
+        self.counters.add("lookup_timeouts", self._lookups.timeouts - before)
+        if isinstance(result, Question):
+            self._probe.ask(result, self.decision.namespace, [id_ for id_, _ in self.decision.objects])
+            return None
+        return result
+
+    def _local_blocks(self, request: Any) -> int:
+        """Blocks at the start of the request that the engine's own cache holds now."""
+        if self._pool is None:
+            return 0
+        for number, block_hash in enumerate(request.block_hashes):
+            if self._pool.get_cached_block(block_hash, [0]) is None:
+                return number
+        return len(request.block_hashes)
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+        """The engine allocated blocks for a request, ``external_tokens`` of which must be loaded."""
+        request_id = request.request_id
+        if external_tokens <= 0:
+            self._loads.drop(request_id)
+            self._lookups.allocated_without_hit(request_id)
+            return
+        start = self._first_block.get(request_id, 0)
+        end = start + external_tokens // self._block_tokens
+        hashes = tuple(request.block_hashes[start:end])
+        self._loads.plan(request_id, start, hashes, tuple(block_ids[start:end]))
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
+        """A request has ended; ``block_ids`` are about to be freed."""
+        request_id = request.request_id
+        computed = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
+        # The last token was sampled and never computed.
+        ready = min(request.num_tokens - 1, computed)
+        if self._saving(request):
+            job = self._job(request, ready, block_ids)
+            if job is not None:
+                self._tail.append(job)
+        self._loads.void(request_id)
+        self._lookups.forget(request_id)
+        self._saves.forget(request_id)
+        self._first_block.pop(request_id, None)
+        self._requests.pop(request_id, None)
+
+    # Steps.
+
+    def step(self, scheduler_output: Any) -> Step:
+        """What the ranks must do in this step."""
+        saves, self._tail = self._tail, []
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id in (scheduler_output.preempted_req_ids or set()) | set(cached.resumed_req_ids):
+            self._saves.rewind(request_id)
+        computed = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            request = self._requests.get(request_id)
+            if request is None or not self._saving(request):
+                continue
+            ready = min(request.num_tokens, computed.get(request_id, 0) + scheduled)
+            table = None
+            if ready // self._block_tokens > 0:
+                table = compat.block_table(scheduler_output, request_id)
+            if table is not None and (job := self._job(request, ready, table)) is not None:
+                saves.append(job)
+        decision = self.decision if self._decision_to_send else None
+        self._decision_to_send = False
+        return Step(decision, self._saves.epoch, self._loads.take(), tuple(saves))
+
+    def _saving(self, request: Any) -> bool:
+        return self.decision is not None and self.decision.caches and self._cacheable(request)
+
+    def _job(self, request: Any, ready_tokens: int, table: Sequence[int]) -> SaveJob | None:
+        """A save job for what became ready, pinned; None when there is nothing or no room for it."""
+        hashes = request.block_hashes
+        numbers = self._saves.next_blocks(
+            request.request_id,
+            ready_tokens=min(ready_tokens, len(table) * self._block_tokens),
+            prompt_tokens=request.num_prompt_tokens,
+            hashes=hashes,
+        )
+        numbers = [n for n in numbers if not self._pool.blocks[table[n]].is_null]
+        room = self._pins.room(len(numbers))
+        self.counters.add("dropped_save_blocks", len(numbers) - room)
+        if not room:
+            return None
+        job = self._saves.job(numbers[:room], hashes, table)
+        self._pins.pin(job.job_id, job.block_ids)
+        return job
+
+    def _touch(self, block_ids: Sequence[int]) -> None:
+        self._pool.touch([self._pool.blocks[block_id] for block_id in block_ids])
+
+    def _release(self, block_ids: Sequence[int]) -> None:
+        self._pool.free_blocks([self._pool.blocks[block_id] for block_id in reversed(block_ids)])
+
+    def output(self, report: Report | None, finished_recving: Sequence[str], invalid_block_ids: frozenset[int]) -> None:
+        """Results of the ranks."""
+        if report is not None:
+            self._take_report(report)
+        for plan, good in self._loads.finish(finished_recving, invalid_block_ids):
+            self._offered.add(plan.block_hashes[:good])
+            if good < len(plan.block_ids):
+                self.counters.add("failed_loads")
+                missing = tuple(h for h in plan.block_hashes[good:] if h in self._unread)
+                self._lookups.load_failed(plan.request_id, missing, time.monotonic())
+                self._offered.discard(missing)
+                self._unread.difference_update(missing)
+
+    def _take_report(self, report: Report) -> None:
+        if report.facts and self.decision is None:
+            self.take_facts([RankFacts.from_json(text) for text in report.facts.values()])
+        for job_id, ranks in report.released.items():
+            self._pins.reported(job_id, ranks)
+        self._offered.discard(report.unsaved)
+        self._unread |= report.unread
+        for epoch, ranks in report.settled.items():
+            if self._resets.settled(epoch, ranks):
+                self._remove_all()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine must keep stepping although it has no request."""
+        return bool(self._pins.jobs or self._tail or self._resets.waits_for_ranks or self._decision_to_send)
+
+    # Reset.
+
+    def reset(self) -> bool:
+        """Empty this engine's namespace; never waits. False while blocks are still pinned."""
+        self._saves.reset()
+        self._lookups.forget_answers()
+        if self.decision is not None and self.decision.caches:
+            self._resets.begin(self._saves.epoch)
+            self._remove_all()
+        return self._pins.jobs == 0
+
+    def _remove_all(self) -> None:
+        """Remove every key of the namespace in the background; lookups answer "no hit" until that has worked."""
+        if self._probe is None or self.decision is None:
+            return
+        prefix, number = self.decision.namespace + "/", self._resets.removal_started()
+        probe = self._probe
+
+        def remove(store: ObjectStore) -> None:
+            removed = store.remove_prefix(prefix)
+            if removed >= 0:
+                logger.info("removed %d objects of %s", removed, prefix)
+                self._resets.removed(number)
+            elif not probe.closing:
+                time.sleep(1.0)
+                probe.run(remove)
+
+        probe.run(remove)
+
+    # Observation.
+
+    def take_member(self) -> Mapping[str, str] | None:
+        """Labels of the member metric, once after every decision."""
+        taken, self._member_to_show = self._member_to_show, None
+        return taken
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        if self._probe is not None:
+            self._probe.close()
+
+
+def _compare_manifest(store: ObjectStore, decision: Decision) -> None:
+    """Say by name in which fields this member differs from the first one of its pool: 0 % hits have a reason."""
+    key, mine = manifest_key(decision.prefix), dict(decision.manifest)
+    stored = store.get_bytes(key)
+    if stored is None:
+        store.put_bytes(key, canonical_json(mine))
+        stored = store.get_bytes(key)
+    try:
+        other = {str(k): str(v) for k, v in json.loads(stored or b"{}").items()}
+    except ValueError:
+        return
+    if other and (fields := differing_fields(mine, other)):
+        text = "; ".join(f"{name}: {mine.get(name, 'none')} here, {other.get(name, 'none')} there" for name in fields)
+        logger.warning("this member shares nothing with the first member of its pool, they differ in %s", text)

@@ -1,0 +1,78 @@
+"""Client: the rank's connection to the store, opened and kept in the background.
+
+A store that is not there costs loads and saves, never a step. Memory that cannot be registered is different: it is a
+start-up error, because RDMA would silently read or write something else.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from kvshare_connector.store.protocol import ObjectStore, StoreError, StoreSetupError
+
+logger = logging.getLogger("kvshare.client")
+
+#: Seconds between two attempts to open the store.
+REOPEN_SECONDS = 5.0
+
+
+class StoreClient:
+    """Opens a store and registers a rank's memory with it.
+
+    Args:
+        open_store: opens the client; raises ``StoreError`` when it cannot.
+        buffers: memory to register, ``(address, bytes)``.
+    """
+
+    def __init__(self, open_store: Callable[[], ObjectStore], buffers: Sequence[tuple[int, int]]) -> None:
+        self._open_store, self._buffers = open_store, list(buffers)
+        self._store: ObjectStore | None = None
+        self._error: StoreSetupError | None = None
+        self._first_attempt, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvshare-client", daemon=True)
+        self._thread.start()
+
+    def current(self) -> ObjectStore | None:
+        """The client, or None while there is none."""
+        return self._store
+
+    def check(self, seconds: float) -> None:
+        """Wait for the first attempt, at most ``seconds``.
+
+        Raises:
+            StoreSetupError: the memory could not be registered.
+        """
+        self._first_attempt.wait(seconds)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Close the client."""
+        self._closing.set()
+        self._thread.join(timeout=2.0)
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            opened: ObjectStore | None = None
+            try:
+                opened = self._open_store()
+                for address, size in self._buffers:
+                    opened.register(address, size)
+                self._store = opened
+                return
+            except StoreSetupError as error:
+                logger.error("%s", error)
+                self._error = error
+                if opened is not None:
+                    opened.close()
+                return
+            except StoreError as error:
+                logger.warning("the store cannot be reached yet, prompts are computed without it: %s", error)
+            except Exception:
+                logger.exception("opening the store failed")
+            finally:
+                self._first_attempt.set()
+            self._closing.wait(REOPEN_SECONDS)

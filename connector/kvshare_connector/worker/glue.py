@@ -1,0 +1,176 @@
+"""Glue of a rank: the engine's worker calls on one side, facts, plan and transfers on the other; no rule of its own."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvshare_connector.stats import Counters
+from kvshare_connector.store.protocol import ObjectStore
+from kvshare_connector.wire import Report, Step
+from kvshare_connector.worker import facts as rank_facts
+from kvshare_connector.worker.arena import Arena
+from kvshare_connector.worker.client import StoreClient
+from kvshare_connector.worker.completions import Completions
+from kvshare_connector.worker.device import Lane
+from kvshare_connector.worker.plan import make_plan
+from kvshare_connector.worker.transfer import Transfers
+from kvshare_layout import Decision, RankFacts, held_objects
+from kvshare_layout.config import ConnectorConfig
+
+logger = logging.getLogger("kvshare.worker")
+
+#: Seconds that start-up waits to see whether the rank's memory can be registered.
+REGISTER_SECONDS = 30.0
+
+
+class WorkerSide:
+    """One rank.
+
+    Args:
+        config: the connector's configuration.
+        kv_cache_config: the engine's cache configuration.
+        layers: the engine's attention layers by name.
+        open_store: opens a store client.
+        rank: rank inside the engine.
+        tp_rank: tensor-parallel rank.
+        pp_rank: pipeline rank.
+        problem: what is known to keep this rank from caching, ``Reason: sentence``.
+    """
+
+    def __init__(
+        self,
+        config: ConnectorConfig,
+        kv_cache_config: Any,
+        layers: Mapping[str, Any],
+        open_store: Callable[[], ObjectStore],
+        *,
+        rank: int,
+        tp_rank: int,
+        pp_rank: int,
+        problem: str,
+    ) -> None:
+        self._config, self._kv_cache_config, self._layers, self._open_store = (
+            config,
+            kv_cache_config,
+            layers,
+            open_store,
+        )
+        self._rank, self._tp_rank, self._pp_rank, self._problem = rank, tp_rank, pp_rank, problem
+        self._completions = Completions()
+        self._counters = Counters()
+        self._facts: RankFacts | None = None
+        self._views: tuple[rank_facts.LayerView, ...] = ()
+        self._arena: Arena | None = None
+        self._client: StoreClient | None = None
+        self._transfers: Transfers | None = None
+        self._bad_block_ids: set[int] = set()
+        self._facts_sent = False
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """The caches exist: gather facts, allocate the arena, open the store."""
+        self._facts, self._views = rank_facts.gather(
+            kv_caches, self._kv_cache_config, self._layers,
+            rank=self._rank, tp_rank=self._tp_rank, pp_rank=self._pp_rank, problem=self._problem,
+        )  # fmt: skip
+        if self._facts.problems or not self._views:
+            return
+        device = self._views[0].cache.device
+        self._arena = Arena(self._config.staging_bytes, pinned=device.type == "cuda")
+        logger.info("staging arena of rank %d: %d MiB", self._rank, self._config.staging_bytes >> 20)
+        buffers = [(self._arena.buffer.data_ptr(), self._arena.buffer.numel()), *_storages(self._views)]
+        self._client = StoreClient(self._open_store, buffers)
+
+    def facts(self) -> RankFacts | None:
+        """The rank's facts, once the caches exist.
+
+        Raises:
+            StoreSetupError: the rank's memory could not be registered with the store.
+        """
+        if self._client is not None:
+            self._client.check(REGISTER_SECONDS)
+        return self._facts
+
+    def start_loads(self, step: Step) -> None:
+        """Carry out everything in a step that need not wait for the forward pass."""
+        if step.decision is not None:
+            self._set_up(step.decision)
+        if self._transfers is not None and step.epoch != self._transfers.epoch:
+            self._transfers.new_epoch(step.epoch)
+        for plan in step.loads:
+            if self._transfers is not None:
+                self._transfers.load(plan)
+            elif self._completions.load_started(plan.generation, plan.request_id):
+                self._completions.load_finished(plan.generation, plan.block_ids, ())
+
+    def start_saves(self, step: Step) -> None:
+        """Start the step's saves; the forward pass has been given to the device."""
+        for job in step.saves:
+            if self._transfers is not None:
+                self._transfers.save(job)
+            else:
+                self._completions.save_started(job.job_id)
+                self._completions.save_released(job.job_id)
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose load is over on this rank, each once; their bad blocks come with ``bad_block_ids``."""
+        finished, bad = self._completions.drain_loads()
+        self._bad_block_ids |= bad
+        return finished
+
+    def bad_block_ids(self) -> set[int]:
+        """Cache blocks that were not proven loaded, each once."""
+        taken, self._bad_block_ids = self._bad_block_ids, set()
+        return taken
+
+    def report(self) -> Report:
+        """What this rank has to tell the scheduler."""
+        rest = self._completions.drain_rest()
+        facts: dict[int, str] = {}
+        if not self._facts_sent and self._facts is not None:
+            self._facts_sent, facts = True, {self._rank: self._facts.to_json()}
+        return Report(
+            facts,
+            dict.fromkeys(rest.released, 1),
+            frozenset(rest.unsaved),
+            frozenset(rest.unread),
+            dict.fromkeys(rest.settled, 1),
+        )
+
+    def counters(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        return self._counters.drain()
+
+    def close(self) -> None:
+        """Stop all threads and close the store."""
+        if self._transfers is not None:
+            self._transfers.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _set_up(self, decision: Decision) -> None:
+        """Act on the scheduler's decision, once."""
+        if not decision.caches or self._facts is None or self._arena is None or self._client is None:
+            return
+        if self._transfers is not None:
+            return
+        plan = make_plan(held_objects(decision, self._facts), {view.index: view.cache for view in self._views})
+        self._arena.cut(plan.slot_bytes)
+        lane = Lane(self._views[0].cache.device)
+        self._transfers = Transfers(
+            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self._counters.add
+        )
+        direct = sum(bool(item.pieces) for item in plan.objects)
+        logger.info(
+            "rank %d holds %d objects per block, %d of them transferred directly", self._rank, len(plan.objects), direct
+        )
+
+
+def _storages(views: Sequence[rank_facts.LayerView]) -> list[tuple[int, int]]:
+    """Address and bytes of every allocation behind the caches, for direct transfers."""
+    ranges: dict[int, int] = {}
+    for view in views:
+        storage: torch.UntypedStorage = view.cache.untyped_storage()
+        ranges[storage.data_ptr()] = storage.nbytes()
+    return sorted(ranges.items())

@@ -1,0 +1,122 @@
+"""Plan: where the bytes of a rank's objects lie in its caches, worked out once.
+
+Imports torch and numpy only. For every object that the rank holds there is either a list of dense pieces (then the
+store can read and write the cache directly) or the runs that a pack kernel must gather.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvshare_layout.objects import HeldObject, Run
+
+#: Smallest piece, bytes, worth its own segment: below it one packed segment is faster (measured on TCP).
+DIRECT_PIECE_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes of an object that are consecutive in the cache for every block.
+
+    Attributes:
+        address: of block 0.
+        block_stride: bytes from one block to the next.
+        size: bytes.
+    """
+
+    address: int
+    block_stride: int
+    size: int
+
+
+@dataclass(frozen=True)
+class PlannedObject:
+    """An object with its place in this rank's caches.
+
+    Attributes:
+        held: the object.
+        runs: for the pack kernel, ``(layer slot, first head, heads)`` in the order of the object's bytes.
+        pieces: dense pieces for direct transfers; empty when the object must be packed.
+    """
+
+    held: HeldObject
+    runs: tuple[tuple[int, int, int], ...]
+    pieces: tuple[Piece, ...]
+
+    def segments(self, blocks: npt.NDArray[np.int64]) -> list[list[tuple[int, int]]]:
+        """Direct segments of the object for each of ``blocks`` (int64 ``[n]``)."""
+        columns = [(piece.address + blocks * piece.block_stride).tolist() for piece in self.pieces]
+        sizes = [piece.size for piece in self.pieces]
+        return [list(zip(row, sizes, strict=True)) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """All objects of a rank.
+
+    Attributes:
+        objects: the objects, in ascending order of their ids.
+        layers: byte views of the caches; the layer slots of ``PlannedObject.runs`` count in them.
+    """
+
+    objects: tuple[PlannedObject, ...]
+    layers: tuple[torch.Tensor, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the largest object that must be packed, rounded up to 64."""
+        return -(-max((o.held.size for o in self.objects if not o.pieces), default=0) // 64) * 64
+
+
+def make_plan(
+    held: Sequence[HeldObject],
+    caches: Mapping[int, torch.Tensor],
+    *,
+    direct_piece_bytes: int = DIRECT_PIECE_BYTES,
+) -> RankPlan:
+    """Plan a rank's objects.
+
+    Args:
+        held: the objects of a block that the rank holds.
+        caches: byte views ``[B, H, ..., C]`` by layer index, the last axis dense.
+        direct_piece_bytes: smallest dense piece that is transferred directly.
+    """
+    indices = sorted(caches)
+    slots = {layer: slot for slot, layer in enumerate(indices)}
+    objects: list[PlannedObject] = []
+    for item in sorted(held, key=lambda o: o.id):
+        pieces = _pieces(item.runs, caches)
+        direct = bool(pieces) and min(piece.size for piece in pieces) >= direct_piece_bytes
+        runs = tuple((slots[run.layer], run.head_start, run.heads) for run in item.runs)
+        objects.append(PlannedObject(item, runs, pieces if direct else ()))
+    return RankPlan(tuple(objects), tuple(caches[index] for index in indices))
+
+
+def _pieces(runs: Sequence[Run], caches: Mapping[int, torch.Tensor]) -> tuple[Piece, ...]:
+    """Dense pieces of the runs, neighbours joined; empty when any run is not dense in the cache."""
+    pieces: list[Piece] = []
+    for run in runs:
+        cache = caches[run.layer]
+        if not _dense(cache, run.heads):
+            return ()
+        start = cache.data_ptr() + run.head_start * cache.stride(1)
+        last = pieces[-1] if pieces else None
+        if last and last.address + last.size == start and last.block_stride == cache.stride(0):
+            pieces[-1] = Piece(last.address, last.block_stride, last.size + run.size)
+        else:
+            pieces.append(Piece(start, cache.stride(0), run.size))
+    return tuple(pieces)
+
+
+def _dense(cache: torch.Tensor, heads: int) -> bool:
+    """Whether ``heads`` neighbouring heads of one block are one piece of memory in canonical order."""
+    expected = 1
+    for axis in range(cache.dim() - 1, 0, -1):
+        size = heads if axis == 1 else cache.shape[axis]
+        if size > 1 and cache.stride(axis) != expected:
+            return False
+        expected *= cache.shape[axis] if axis > 1 else 1
+    return True

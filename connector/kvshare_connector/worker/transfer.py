@@ -1,0 +1,356 @@
+"""Transfer: the threads that move a rank's blocks between its caches and the store.
+
+Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``ObjectStore``. Three threads: one packs, one
+puts, one gets. Every job ends in exactly one report, whatever happens on the way.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvshare_connector.kernels import naive
+from kvshare_connector.scheduler.loads import LoadPlan
+from kvshare_connector.scheduler.saves import SaveJob
+from kvshare_connector.store.protocol import ObjectStore
+from kvshare_connector.worker.arena import Arena, Half
+from kvshare_connector.worker.completions import Completions
+from kvshare_connector.worker.device import Lane
+from kvshare_connector.worker.plan import PlannedObject, RankPlan
+from kvshare_layout import keys
+
+logger = logging.getLogger("kvshare.transfer")
+
+#: Objects of one call to the store.
+OBJECTS_PER_CALL = 64
+#: Segments of one call to the store.
+SEGMENTS_PER_CALL = 1024
+
+Count = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One object of one block, to be moved.
+
+    Attributes:
+        position: of the block in its job or plan.
+        block_hash: of the block.
+        block_id: in the cache.
+        planned: the object.
+    """
+
+    position: int
+    block_hash: bytes
+    block_id: int
+    planned: PlannedObject
+
+
+@dataclass
+class _Sending:
+    """A batch on its way to the store."""
+
+    items: Sequence[Item]
+    segments: list[list[tuple[int, int]]]
+    epoch: int
+    half: Half | None
+    after: Callable[[], None] | None
+
+
+class Transfers:
+    """Moves blocks for one rank.
+
+    Args:
+        namespace: prefix of all keys.
+        plan: the rank's objects.
+        arena: staging memory, cut for the plan.
+        lane: the device.
+        store: returns the client, or None while there is none.
+        completions: where results go.
+        count: adds to a counter by name.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        plan: RankPlan,
+        arena: Arena,
+        lane: Lane,
+        store: Callable[[], ObjectStore | None],
+        completions: Completions,
+        count: Count,
+    ) -> None:
+        self._namespace, self._plan, self._arena, self._lane = namespace, plan, arena, lane
+        self._store, self._completions, self._count = store, completions, count
+        self.epoch = 0
+        self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
+        self._sending: queue.SimpleQueue[_Sending | int | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[LoadPlan | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"kvshare-{name}", daemon=True)
+            for name, target in (("pack", self._pack_loop), ("put", self._put_loop), ("get", self._get_loop))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # What the engine's thread calls; nothing here waits.
+
+    def load(self, plan: LoadPlan) -> None:
+        """Start a load."""
+        if self._completions.load_started(plan.generation, plan.request_id):
+            self._loads.put(plan)
+
+    def save(self, job: SaveJob) -> None:
+        """Start a save of blocks whose values are in the cache once the device has come this far."""
+        self._completions.save_started(job.job_id)
+        self._saves.put((job, self._lane.record()))
+
+    def new_epoch(self, epoch: int) -> None:
+        """The cache was reset: open jobs are void, and the epoch is reported once the last of them has landed."""
+        self.epoch = epoch
+        self._saves.put((epoch, None))
+
+    def close(self) -> None:
+        """Stop; what is under way in the store is left to itself."""
+        self._saves.put(None)
+        self._loads.put(None)
+        self._sending.put(None)
+        self._arena.close()
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+
+    # Saving.
+
+    def _pack_loop(self) -> None:
+        while (work := self._saves.get()) is not None:
+            job, event = work
+            if isinstance(job, int):
+                self._sending.put(job)
+                continue
+            items = [
+                Item(i, h, b, planned)
+                for i, (number, h, b) in enumerate(zip(job.numbers, job.block_hashes, job.block_ids, strict=True))
+                for planned in self._plan.objects
+                if planned.held.writes(number)
+            ]
+            direct = [item for item in items if item.planned.pieces]
+            try:
+                self._pack(job, [item for item in items if not item.planned.pieces], event)
+                self._send_direct(job, direct, event)
+            except Exception:
+                logger.exception("a save was given up")
+                self._completions.save_failed(job.block_hashes)
+                direct = []
+            finally:
+                # Direct saves are read from the cache while they are sent, so their blocks are released afterwards.
+                if not direct:
+                    self._completions.save_released(job.job_id)
+
+    def _pack(self, job: SaveJob, items: Sequence[Item], event: Any) -> None:
+        for start in range(0, len(items), step := max(1, min(OBJECTS_PER_CALL, self._arena.send.slots))):
+            batch = sorted(items[start : start + step], key=lambda item: item.planned.held.id)
+            if self._void(job.epoch):
+                return
+            half = self._arena.send.borrow()
+            if half is None:
+                raise RuntimeError("the staging arena is closed")
+            try:
+                self._gather(batch, half, event)
+            except Exception:
+                self._arena.send.give_back(half)
+                raise
+            segments = [[(half.address(slot), item.planned.held.size)] for slot, item in enumerate(batch)]
+            self._sending.put(_Sending(batch, segments, job.epoch, half, None))
+
+    def _gather(self, batch: Sequence[Item], half: Half, event: Any) -> None:
+        """Pack a batch, sorted by object, into the slots of ``half``."""
+        with self._lane.after(event):
+            for start, end in _equal_objects(batch):
+                planned = batch[start].planned
+                rows = half.rows(start, end - start, planned.held.size)
+                scratch = self._lane.scratch(rows)
+                blocks = torch.tensor([item.block_id for item in batch[start:end]], dtype=torch.int64)
+                naive.pack(self._plan.layers, planned.runs, blocks.to(self._lane.device), scratch)
+                if scratch is not rows:
+                    rows.copy_(scratch, non_blocking=True)
+
+    def _send_direct(self, job: SaveJob, items: Sequence[Item], event: Any) -> None:
+        if not items:
+            return
+        with self._lane.after(event):
+            pass
+        batches = list(_batches(items))
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            after = (lambda: self._completions.save_released(job.job_id)) if last else None
+            self._sending.put(_Sending(batch, _direct_segments(batch), job.epoch, None, after))
+
+    def _void(self, epoch: int) -> bool:
+        return epoch < self.epoch
+
+    def _put_loop(self) -> None:
+        while (work := self._sending.get()) is not None:
+            if isinstance(work, int):
+                self._completions.settled(work)
+                continue
+            try:
+                self._put(work)
+            except Exception:
+                logger.exception("a save was given up")
+                self._completions.save_failed({item.block_hash for item in work.items})
+            finally:
+                if work.half is not None:
+                    self._arena.send.give_back(work.half)
+                if work.after is not None:
+                    work.after()
+
+    def _put(self, work: _Sending) -> None:
+        store = self._store()
+        if self._void(work.epoch):
+            return
+        if store is None:
+            self._completions.save_failed({item.block_hash for item in work.items})
+            return
+        names = [self._key(item) for item in work.items]
+        groups = [keys.group_id(self._namespace, item.block_hash) for item in work.items]
+        results = store.put_many(names, work.segments, groups)
+        if self._void(work.epoch):
+            store.remove_many(names)
+            return
+        failed = {item.block_hash for item, code in zip(work.items, results, strict=True) if code != 0}
+        stored = [item.planned.held.size for item, code in zip(work.items, results, strict=True) if code == 0]
+        self._count("saved_objects", len(stored))
+        self._count("saved_bytes", sum(stored))
+        self._count("put_segments", sum(map(len, work.segments)))
+        self._count("failed_put_keys", len(results) - len(stored))
+        if failed:
+            self._completions.save_failed(failed)
+
+    # Loading.
+
+    def _get_loop(self) -> None:
+        while (plan := self._loads.get()) is not None:
+            good, unread = 0, set[bytes]()
+            try:
+                good, unread = self._load(plan)
+            except Exception:
+                logger.exception("a load was given up")
+            finally:
+                bad = plan.block_ids[good:]
+                self._completions.load_finished(plan.generation, bad, unread)
+
+    def _load(self, plan: LoadPlan) -> tuple[int, set[bytes]]:
+        """Load blocks in prefix order up to the first bad one.
+
+        Returns:
+            the number of leading blocks that are proven, and the hashes of blocks that could not be read.
+        """
+        items = [
+            Item(i, h, b, planned)
+            for i, (h, b) in enumerate(zip(plan.block_hashes, plan.block_ids, strict=True))
+            for planned in self._plan.objects
+        ]
+        total = len(plan.block_ids)
+        if not items:
+            return total, set()
+        store = self._store()
+        if store is None:
+            return 0, set(plan.block_hashes)
+        for batch in _batches(items, self._arena.receive.slots):
+            unread = self._get(store, batch)
+            if unread:
+                first = min(unread)
+                self._count("loaded_blocks", first)
+                return first, {plan.block_hashes[position] for position in unread}
+        self._count("loaded_blocks", total)
+        return total, set()
+
+    def _get(self, store: ObjectStore, batch: Sequence[Item]) -> set[int]:
+        """Read a batch into the cache; returns the positions of blocks with an object that did not arrive."""
+        half = self._arena.receive.borrow() if any(not item.planned.pieces for item in batch) else None
+        try:
+            order = sorted(batch, key=lambda item: (bool(item.planned.pieces), item.planned.held.id))
+            direct = iter(_direct_segments([item for item in order if item.planned.pieces]))
+            segments = [
+                next(direct) if item.planned.pieces else [(_slot_address(half, slot), item.planned.held.size)]
+                for slot, item in enumerate(order)
+            ]
+            results = store.get_many([self._key(item) for item in order], segments)
+            arrived = [code == item.planned.held.size for item, code in zip(order, results, strict=True)]
+            bad = {item.position for item, ok in zip(order, arrived, strict=True) if not ok}
+            self._count("get_segments", sum(map(len, segments)))
+            self._count("failed_get_keys", arrived.count(False))
+            self._count("loaded_bytes", sum(i.planned.held.size for i, ok in zip(order, arrived, strict=True) if ok))
+            first_bad = min(bad, default=None)
+            if half is not None:
+                self._scatter(order, arrived, first_bad, half)
+            return bad
+        finally:
+            if half is not None:
+                self._arena.receive.give_back(half)
+
+    def _scatter(self, order: Sequence[Item], arrived: Sequence[bool], first_bad: int | None, half: Half) -> None:
+        """Unpack what arrived, each object from its own slot, up to the first bad block."""
+        packed = [item for item in order if not item.planned.pieces]
+        with self._lane.after(None):
+            for start, end in _equal_objects(packed):
+                chosen = [
+                    slot
+                    for slot in range(start, end)
+                    if arrived[slot] and (first_bad is None or order[slot].position < first_bad)
+                ]
+                if not chosen:
+                    continue
+                planned = order[start].planned
+                rows = half.memory[torch.tensor(chosen), : planned.held.size].to(self._lane.device)
+                blocks = torch.tensor([order[slot].block_id for slot in chosen], dtype=torch.int64)
+                naive.unpack(self._plan.layers, planned.runs, blocks.to(self._lane.device), rows)
+
+    def _key(self, item: Item) -> str:
+        id_ = item.planned.held.id
+        return keys.object_key(self._namespace, item.block_hash, id_.kind, id_.shard, id_.stage)
+
+
+def _slot_address(half: Half | None, slot: int) -> int:
+    if half is None:
+        raise RuntimeError("the staging arena is closed")
+    return half.address(slot)
+
+
+def _equal_objects(batch: Sequence[Item]) -> list[tuple[int, int]]:
+    """Ranges of neighbours that are the same object of different blocks."""
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    for i in range(1, len(batch) + 1):
+        if i == len(batch) or batch[i].planned is not batch[start].planned:
+            ranges.append((start, i))
+            start = i
+    return ranges if batch else []
+
+
+def _direct_segments(batch: Sequence[Item]) -> list[list[tuple[int, int]]]:
+    out: list[list[tuple[int, int]]] = []
+    for item in batch:
+        out.extend(item.planned.segments(np.array([item.block_id], dtype=np.int64)))
+    return out
+
+
+def _batches(items: Sequence[Item], slots: int = OBJECTS_PER_CALL) -> list[list[Item]]:
+    """Cut items, in order, into calls that respect the limits on objects, segments and slots."""
+    out: list[list[Item]] = []
+    segments = packed = 0
+    for item in items:
+        pieces = len(item.planned.pieces)
+        full = not out or len(out[-1]) >= OBJECTS_PER_CALL or segments + max(1, pieces) > SEGMENTS_PER_CALL
+        if full or (not pieces and packed >= slots):
+            out.append([])
+            segments = packed = 0
+        out[-1].append(item)
+        segments += max(1, pieces)
+        packed += not pieces
+    return out
