@@ -213,7 +213,11 @@ class MooncakeStore:
         counts = [len(parts) for parts in segments]
         for indices in rounds:
             # Mooncake takes a null pointer and an empty object without a word.
-            good = [i for i in indices if keys[i] and segments_bytes(segments[i]) and all(a for a, n in segments[i])]
+            good = [
+                i
+                for i in indices
+                if keys[i] and segments_bytes(segments[i]) and all(a or not n for a, n in segments[i])
+            ]
             for batch in cut(good, counts):
                 with self._in_flight.room(sum(counts[i] for i in batch)):
                     answers = self._with_retry(batch, call)
@@ -320,11 +324,11 @@ class MooncakeStore:
 def _lists(
     keys: Sequence[str], segments: Sequence[Segments], batch: Sequence[int]
 ) -> tuple[list[str], list[list[int]], list[list[int]]]:
-    """Keys, addresses and sizes of a batch, as Mooncake takes them."""
+    """Keys, addresses and sizes of a batch, as Mooncake takes them, without empty segments."""
     return (
         [keys[i] for i in batch],
-        [[address for address, _ in segments[i]] for i in batch],
-        [[size for _, size in segments[i]] for i in batch],
+        [[address for address, size in segments[i] if size] for i in batch],
+        [[size for _, size in segments[i] if size] for i in batch],
     )
 
 
