@@ -175,7 +175,7 @@ def _make_backend() -> type:
     class ReferenceAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
         """vLLM's CPU backend with our computation and without its limits."""
 
-        cell_encoding: ClassVar[str] = "kv-packed"
+        kvshare_cell_encoding: ClassVar[str] = "kv-packed"
         """What a cell holds: K then V of one token and one head. Declared, so that nobody has to guess."""
 
         @staticmethod
