@@ -55,6 +55,7 @@ class State:
     def open(self) -> None:
         """Create the folder and note what was on the machine before."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder / "pod-logs", ignore_errors=True)
         REGISTER.mkdir(parents=True, exist_ok=True)
         link = REGISTER / key_of(str(self.folder))
         link.unlink(missing_ok=True)
@@ -90,7 +91,7 @@ class State:
         for name in STOP_FIRST:
             if name in programs:
                 programs.pop(name).stop(grace_seconds=3)
-        self._kill_containers()
+        containers = self._kill_containers()
         for identity in reversed(list(programs.values())):
             identity.stop(grace_seconds=5)
         self._stop_shims()
@@ -105,16 +106,17 @@ class State:
                 _remove_own_chains(program)
             _remove_cgroups()
             shutil.rmtree(CNI_FOLDER / "networks" / CNI_NETWORK, ignore_errors=True)
-            for result in (CNI_FOLDER / "results").glob(f"{CNI_NETWORK}-*"):
-                result.unlink(missing_ok=True)
+            for result in (CNI_FOLDER / "results").glob("*"):
+                if any(container in result.name for container in containers):
+                    result.unlink(missing_ok=True)
         for name in ("containerd", "kubelet", "etcd", "certificates"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         self._programs.unlink(missing_ok=True)
         self._before.unlink()
         (REGISTER / key_of(str(self.folder))).unlink(missing_ok=True)
 
-    def _kill_containers(self) -> None:
-        """Kill the first process of every container; its process namespace dies with it."""
+    def _kill_containers(self) -> list[str]:
+        """Kill the first process of every container, whose process namespace dies with it; return their ids."""
         bundles = list((self.folder / "containerd" / "state").glob("io.containerd.runtime.v2.task/*/*"))
         killed = []
         for bundle in bundles:
@@ -124,6 +126,7 @@ class State:
                     os.kill(identity.pid, signal.SIGKILL)
                     killed.append(identity)
         _wait_for_end(killed)
+        return [bundle.name for bundle in bundles]
 
     def _stop_shims(self) -> None:
         """Stop the container supervisors, which belong to nobody; they carry our socket as an argument."""

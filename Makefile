@@ -1,0 +1,58 @@
+# One verb for each need; CI runs the same verbs. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv/bin
+PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
+GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
+
+.DEFAULT_GOAL := help
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node \
+	check generate verify clean
+
+help: ## List the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+prepare: ## Install and build everything that demo and tests need (about 15 minutes the first time)
+	@PYTHONPATH=tests $(PYTHON) -m testbed.prepare node
+
+demo: ## Two tensor-parallel sizes share one cache on a real Kubernetes node; PREFILL=4,2 DECODE=1 CLUSTER=new|existing
+	@PYTHONPATH=tests $(PYTHON) -m testbed.start_demo
+
+demo-keep: ## The same, and leave the cluster running
+	@PYTHONPATH=tests $(PYTHON) -m testbed.start_demo --keep
+
+demo-down: ## Remove the cluster that demo-keep left
+	@PYTHONPATH=tests $(PYTHON) -m testbed.cluster down
+
+test: ## All tests, group after group
+	@$(GROUPS_PYTEST) fast apiserver engine node
+
+test-fast: ## Tests that need Python packages only (under a minute)
+	@$(GROUPS_PYTEST) fast
+
+test-apiserver: ## Contract tests on a real kube-apiserver
+	@$(GROUPS_PYTEST) apiserver
+
+test-engine: ## Real vLLM on CPU with a real Mooncake store
+	@$(GROUPS_PYTEST) engine
+
+test-node: ## One end-to-end run on the one-node cluster
+	@$(GROUPS_PYTEST) node
+
+check: ## Lint, format, types and import contracts
+	@$(PREPARE) fast
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy connector operator tests
+	$(VENV)/lint-imports
+
+generate: ## Write the generated files (CRD)
+	@$(PREPARE) fast
+	$(VENV)/python -m kvshare_operator.api.crd
+
+verify: ## Fail when a generated file is not what its source says
+	@$(PREPARE) fast
+	$(VENV)/python -m kvshare_operator.api.crd --check
+
+clean: ## Delete what the checkout's own verbs made here; ~/.cache/kvshare stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
