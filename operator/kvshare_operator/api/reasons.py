@@ -105,13 +105,7 @@ _ROWS: Final = (
         "FlagConflict",
         "A flag that the pool owns is already there, or a flag replaces the connector.",
         "container {container!r} already sets {flag}{problem}.",
-        "Remove it: the pool sets it.",
-    ),
-    Reason(
-        "ConnectorConflict",
-        "Another KV connector is configured.",
-        "container {container!r} configures the KV connector {connector!r} in {flag}.",
-        "Remove {flag}: KVShare takes that place, and this version cannot run beside another connector.",
+        "Remove it: the pool sets it, and this version cannot run beside another connector.",
     ),
     Reason(
         "EnvConflict",
@@ -170,36 +164,10 @@ _ROWS: Final = (
         "Remove the flag, or use a pool with that block size.",
     ),
     Reason(
-        "HashMismatch",
-        "Another prefix hash algorithm than the pool's.",
-        "container {container!r} sets --prefix-caching-hash-algo {given}, the pool's cache.hashAlgorithm is "
-        "{expected}.",
-        "Remove the flag, or use a pool with that algorithm.",
-    ),
-    Reason(
         "DtypeMismatch",
         "Another KV-cache dtype than the pool's.",
         "container {container!r} sets --kv-cache-dtype {given}, the pool's cache.dtype is {expected}.",
         "Make both equal, or use another pool.",
-    ),
-    Reason(
-        "PrefixCachingOff",
-        "Prefix caching is switched off in the engine.",
-        "container {container!r} sets --no-enable-prefix-caching, and without prefix caching no block has a key.",
-        "Remove the flag.",
-    ),
-    Reason(
-        "ConfigFile",
-        "A --config file holds settings that cannot be seen.",
-        "container {container!r} reads {file!r} through --config, whose content is not visible here.",
-        "Put tensor-parallel size, block size and KV settings on the command line, or set the annotation "
-        "kvshare.dev/tensor-parallel-size to declare that the file sets nothing the pool owns.",
-    ),
-    Reason(
-        "GroupWorker",
-        "A Ray or LeaderWorkerSet worker: its leader carries the configuration.",
-        "container {container!r} is a worker of a group; flags belong to the leader only.",
-        "Nothing to do.",
     ),
     Reason(
         "RoleInvalid",

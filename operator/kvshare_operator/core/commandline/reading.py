@@ -26,11 +26,13 @@ class Reading:
         arguments: vLLM's own arguments as far as they can be seen.
         way: how our flags get in: appended to ``args``, through our variable, or not at all (a worker).
         filler: words that must stand before our flags in ``args`` (the `$0` of `sh -c`).
+        complete: False when an image's ENTRYPOINT may set options that cannot be seen.
     """
 
     arguments: flags.Arguments
     way: Way
     filler: tuple[str, ...] = ()
+    complete: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,9 @@ def read_container(container: Mapping[str, Any], opening: Opening) -> Reading | 
         program = launcher.find_program(args) if args else launcher.Program("nothing", "")
         if program.kind in ("serve", "module", "shell", "shell-file", "ray", "engine"):
             return _of_program(name, program, env)
-        return _appended(name, flags.read(args, serve=True))
+        found = _appended(name, flags.read(args, serve=True))
+        known = _known_image(container, opening)
+        return dataclasses.replace(found, complete=known) if isinstance(found, Reading) else found
     return _of_program(name, launcher.find_program((*command, *args)), env)
 
 

@@ -63,7 +63,8 @@ def resolve(namespace: str, name: str, spec: Spec, status: Status | None = None)
             store_tp = stuck
     except LayoutError as error:
         mistakes.append(refusal("StoreTPConflict", problem="; ".join(error.mistakes)))
-    address, warnings = None, []
+    address: str | None = None
+    warnings: list[str] = []
     if spec.store.external is not None:
         address, warnings, wrong = full_address(spec.store.external.master_address, namespace)
         mistakes.extend(refusal("SpecInvalid", problem=problem) for problem in wrong)

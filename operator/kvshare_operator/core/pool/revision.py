@@ -16,10 +16,12 @@ from kvshare_operator.core.pool.resolve import Resolution
 def revision(spec: Spec, resolution: Resolution, connector_image: str) -> str:
     """Return ten hex digits; equal input gives equal digits in every process.
 
-    Store TP and namespace are inside, the listed sizes are not: adding a size that fits moves nothing.
+    The pin of Store TP and the namespace are inside. The listed sizes are not: adding one that fits moves
+    nothing. Store TP itself is not either: it is normalised once a member reports its KV heads, and a value
+    that really differs is `CacheSplit`, which is stronger.
     """
     facts = {
-        "storeTP": resolution.store_tp,
+        "storeTPSize": spec.store_tp_size,
         "cacheNamespace": resolution.cache_namespace,
         "pipelineParallelSizes": sorted(spec.pipeline_parallel_sizes),
         "saveDecodeCache": spec.decode.save_decode_cache if spec.decode else "Disabled",

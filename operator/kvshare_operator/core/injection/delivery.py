@@ -1,0 +1,229 @@
+"""What a member gets beside its flags: the connector's code, the report endpoint's credentials, RDMA devices.
+
+Why this exists: all of it is volumes, mounts, one init container and one variable, and all of it must leave
+what the user wrote alone. Functions here change a pod that the caller has copied; they raise ConflictError
+before they change anything that is taken.
+
+The init container of ours stands last, behind the user's own. It asks for as much memory and CPU as it may
+use, so a Guaranteed pod stays Guaranteed and a quota is satisfied, and it fixes no user id.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any, Final
+
+from kvshare_operator.api import names
+from kvshare_operator.api.reasons import refusal
+from kvshare_operator.core.injection.conflicts import ConflictError
+from kvshare_operator.core.injection.optin import OptIn
+from kvshare_operator.core.injection.settings import InjectionSettings
+from kvshare_operator.core.pool.view import PoolView
+
+_PAYLOAD_RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
+_PAYLOAD_SIZE_LIMIT: Final = "64Mi"
+_TOKEN_SECONDS: Final = 3600
+_IMAGE_VOLUMES_SINCE: Final = (1, 35)
+
+Json = dict[str, Any]
+
+
+def add_payload(pod: Json, container: Json, pool: PoolView, opt_in: OptIn, settings: InjectionSettings) -> list[str]:
+    """Bring the connector's code into ``container``; return warnings."""
+    source = pool.spec.connector.source
+    if source == "Image":
+        return []
+    if source == "ImageVolume":
+        _add_image_volume(pod, container, pool, settings)
+    else:
+        _add_init_container(pod, container, pool, settings)
+    secrets = [one.name for one in pool.spec.connector.image_pull_secrets or []]
+    _add_pull_secrets(pod, [*secrets, *settings.image_pull_secrets])
+    return _add_python_path(container, opt_in)
+
+
+def _add_image_volume(pod: Json, container: Json, pool: PoolView, settings: InjectionSettings) -> None:
+    version = settings.server_version
+    if version is None or version < _IMAGE_VOLUMES_SINCE:
+        given = "an unknown version" if version is None else f"{version[0]}.{version[1]}"
+        raise ConflictError(refusal("ImageVolumeUnsupported", given=given))
+    image: Json = {"reference": pool.connector_image}
+    if settings.image_pull_policy:
+        image["pullPolicy"] = settings.image_pull_policy
+    _add_volume(pod, {"name": names.PAYLOAD_VOLUME, "image": image})
+    mount = {
+        "name": names.PAYLOAD_VOLUME,
+        "mountPath": names.PAYLOAD_PATH,
+        "subPath": names.PAYLOAD_IMAGE_PATH,
+        "readOnly": True,
+    }
+    _add_mount(container, mount)
+
+
+def _add_init_container(pod: Json, container: Json, pool: PoolView, settings: InjectionSettings) -> None:
+    _add_volume(pod, {"name": names.PAYLOAD_VOLUME, "emptyDir": {"sizeLimit": _PAYLOAD_SIZE_LIMIT}})
+    _add_mount(container, {"name": names.PAYLOAD_VOLUME, "mountPath": names.PAYLOAD_PATH, "readOnly": True})
+    spec = pod["spec"]
+    security: Json = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if (spec.get("securityContext") or {}).get("runAsUser") != 0:
+        security["runAsNonRoot"] = True
+    ours: Json = {
+        "name": names.PAYLOAD_CONTAINER,
+        "image": pool.connector_image,
+        "args": [names.PAYLOAD_PATH],
+        "resources": {"requests": dict(_PAYLOAD_RESOURCES), "limits": dict(_PAYLOAD_RESOURCES)},
+        "securityContext": security,
+        "volumeMounts": [{"name": names.PAYLOAD_VOLUME, "mountPath": names.PAYLOAD_PATH}],
+    }
+    if settings.image_pull_policy:
+        ours["imagePullPolicy"] = settings.image_pull_policy
+    everything = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    for present in everything:
+        if present.get("name") == names.PAYLOAD_CONTAINER:
+            if not _covers(present, ours):
+                problem = f"the pod already has a container named {names.PAYLOAD_CONTAINER}"
+                raise ConflictError(refusal("VolumeConflict", problem=problem))
+            return
+    spec.setdefault("initContainers", [])
+    spec["initContainers"] = [*(spec["initContainers"] or []), ours]
+
+
+def _add_python_path(container: Json, opt_in: OptIn) -> list[str]:
+    """Put our folder first on PYTHONPATH, in front of the user's own value or the one of the image."""
+    name = str(container.get("name"))
+    for entry in container.get("env") or []:
+        if entry.get("name") != "PYTHONPATH":
+            continue
+        if entry.get("valueFrom") is not None:
+            problem = " by reference, and KVShare must stand in it"
+            raise ConflictError(refusal("EnvConflict", container=name, variable="PYTHONPATH", problem=problem))
+        value = str(entry.get("value") or "")
+        if names.PAYLOAD_PATH not in value.split(":"):
+            entry["value"] = f"{names.PAYLOAD_PATH}:{value}" if value else names.PAYLOAD_PATH
+        return []
+    behind = opt_in.image_pythonpath
+    _add_env(container, "PYTHONPATH", f"{names.PAYLOAD_PATH}:{behind}" if behind else names.PAYLOAD_PATH)
+    if behind:
+        return []
+    return [
+        f"PYTHONPATH is set to {names.PAYLOAD_PATH}: if the image sets its own, name it in the annotation "
+        f"{names.IMAGE_PYTHONPATH}"
+    ]
+
+
+def add_report_access(pod: Json, container: Json, settings: InjectionSettings) -> None:
+    """Mount the token and the CA with which a member reports. Nothing without a report endpoint."""
+    if not settings.report_url:
+        return
+    token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
+    annotation = {"fieldPath": f"metadata.annotations['{names.REPORT_CA}']"}
+    sources = [
+        {"serviceAccountToken": token},
+        {"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": annotation}]}},
+    ]
+    _add_volume(pod, {"name": names.REPORT_VOLUME, "projected": {"sources": sources}})
+    _add_mount(container, {"name": names.REPORT_VOLUME, "mountPath": names.REPORT_PATH, "readOnly": True})
+
+
+def add_rdma(container: Json, pool: PoolView) -> None:
+    """Request the device resource and IPC_LOCK, only when `store.rdma` asks for them."""
+    rdma = pool.spec.store.rdma
+    if rdma is None:
+        return
+    resources = container.setdefault("resources", {})
+    for kind in ("requests", "limits"):
+        amounts = resources[kind] = dict(resources.get(kind) or {})
+        amounts.setdefault(rdma.resource_name, str(rdma.resource_count))
+    if rdma.ipc_lock == "Enabled":
+        security = container.setdefault("securityContext", {})
+        capabilities = security.setdefault("capabilities", {})
+        added = capabilities.get("add") or []
+        if "IPC_LOCK" not in added:
+            capabilities["add"] = [*added, "IPC_LOCK"]
+
+
+def add_variable(container: Json, value: str) -> None:
+    """Set our variable for scripts. Raises ConflictError when the user gave it another value."""
+    for entry in container.get("env") or []:
+        if entry.get("name") == names.ARGS_VARIABLE:
+            if entry.get("valueFrom") is not None or str(entry.get("value") or "") != value:
+                problem = ", which KVShare fills"
+                raise ConflictError(
+                    refusal(
+                        "EnvConflict",
+                        container=str(container.get("name")),
+                        variable=names.ARGS_VARIABLE,
+                        problem=problem,
+                    )
+                )
+            return
+    _add_env(container, names.ARGS_VARIABLE, value)
+
+
+def _add_env(container: Json, name: str, value: str) -> None:
+    container["env"] = [*(container.get("env") or []), {"name": name, "value": value}]
+
+
+def _add_pull_secrets(pod: Json, wanted: list[str]) -> None:
+    present = list(pod["spec"].get("imagePullSecrets") or [])
+    known = {one.get("name") for one in present}
+    for name in dict.fromkeys(wanted):
+        if name not in known:
+            present.append({"name": name})
+    if present:
+        pod["spec"]["imagePullSecrets"] = present
+
+
+def _add_volume(pod: Json, volume: Json) -> None:
+    present = pod["spec"].get("volumes") or []
+    for one in present:
+        if one.get("name") == volume["name"]:
+            if not _covers(one, volume):
+                problem = f"the pod already has a volume named {volume['name']} with another source"
+                raise ConflictError(refusal("VolumeConflict", problem=problem))
+            return
+    pod["spec"]["volumes"] = [*present, volume]
+
+
+def _add_mount(container: Json, mount: Json) -> None:
+    present = container.get("volumeMounts") or []
+    ours = _real(mount["mountPath"])
+    for one in present:
+        if _covers(one, mount):
+            return
+        theirs = _real(str(one.get("mountPath", "")))
+        covered = theirs != "/" and ours.startswith(f"{theirs}/")
+        hidden = covered and (one.get("subPath") or one.get("subPathExpr") or one.get("readOnly"))
+        if theirs == ours or theirs.startswith(f"{ours}/") or hidden:
+            problem = (
+                f"container {container.get('name')!r} mounts volume {one.get('name')!r} at "
+                f"{one.get('mountPath')}, which KVShare needs at {mount['mountPath']}"
+            )
+            raise ConflictError(refusal("VolumeConflict", problem=problem))
+    container["volumeMounts"] = [*present, mount]
+
+
+def _real(path: str) -> str:
+    """Normalise a mount path; /var/run is a link to /run in most images."""
+    path = posixpath.normpath(path)
+    return path.removeprefix("/var") if path.startswith("/var/run/") or path == "/var/run" else path
+
+
+def _covers(present: Any, wanted: Any) -> bool:
+    """Whether ``present`` says everything that ``wanted`` says; the API server adds defaults of its own."""
+    if isinstance(wanted, dict):
+        return isinstance(present, dict) and all(
+            key in present and _covers(present[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(present, list)
+            and len(present) >= len(wanted)
+            and all(_covers(a, b) for a, b in zip(present, wanted, strict=False))
+        )
+    return bool(present == wanted)

@@ -1,0 +1,70 @@
+"""What a pod's author asked for, read from annotations and labels.
+
+Why this exists: annotations are free text; this is the one place that turns them into values or into a
+refusal that names all allowed ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvshare_operator.api import names
+from kvshare_operator.api.reasons import Refusal, refusal
+
+ROLES: Final = ("prefill", "decode", "both")
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptIn:
+    """The wish: which pool, in which role, and what cannot be read from the command line."""
+
+    pool: str
+    role: str = "both"
+    container: str | None = None
+    tensor_parallel_size: int | None = None
+    forwards_args: bool = False
+    image_pythonpath: str | None = None
+    group_worker: bool = False
+
+
+def wanted_pool(pod: Mapping[str, Any]) -> str | None:
+    """Return the pool that a pod asks for; None for pods that are none of our business (mirror pods too)."""
+    annotations = _strings(pod, "annotations")
+    if _MIRROR in annotations:
+        return None
+    return annotations.get(names.POOL) or None
+
+
+def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
+    """Read all opt-in annotations of a pod that has `kvshare.dev/pool`."""
+    annotations = _strings(pod, "annotations")
+    role = annotations.get(names.ROLE, "both")
+    if role not in ROLES:
+        return refusal("RoleInvalid", given=role)
+    size: int | None = None
+    if (text := annotations.get(names.TENSOR_PARALLEL_SIZE)) is not None:
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1024:
+            expected = "a whole number from 1 to 1024"
+            return refusal("AnnotationInvalid", annotation=names.TENSOR_PARALLEL_SIZE, given=text, expected=expected)
+        size = int(text)
+    entrypoint = annotations.get(names.ENTRYPOINT)
+    if entrypoint not in (None, "forwards-args"):
+        return refusal("AnnotationInvalid", annotation=names.ENTRYPOINT, given=entrypoint, expected="forwards-args")
+    return OptIn(
+        pool=annotations[names.POOL],
+        role=role,
+        container=annotations.get(names.CONTAINER) or None,
+        tensor_parallel_size=size,
+        forwards_args=entrypoint is not None,
+        image_pythonpath=annotations.get(names.IMAGE_PYTHONPATH) or None,
+        group_worker=_strings(pod, "labels").get(_WORKER_INDEX, "0") != "0",
+    )
+
+
+def _strings(pod: Mapping[str, Any], field: str) -> dict[str, str]:
+    found = (pod.get("metadata") or {}).get(field) or {}
+    return {str(key): str(value) for key, value in found.items()}

@@ -1,0 +1,200 @@
+"""All reads of the controller: what the cluster holds, as one frozen input for each pool.
+
+Why this exists: deciding needs one consistent value; collecting it needs watches, lists, and a connection
+attempt. Nothing is decided here. Pods are kept as small members, not whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from kvshare_operator.api import names
+from kvshare_operator.core.pool.members import Member, read_member
+from kvshare_operator.core.pool.status import Gathered, Reach
+from kvshare_operator.edges.cluster_api import METADATA_ONLY, ApiError, ClusterApi
+from kvshare_operator.edges.pool_index import pools_path, stored
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+"""(namespace, name) of a pool."""
+
+_CHUNK: Final = "500"
+_CONNECT_SECONDS: Final = 2.0
+_REACH_SECONDS: Final = 30.0
+"""How long an answer about the store is used again; events come faster than stores change."""
+_RUNNING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class ClusterState:
+    """What watches and lists have brought in.
+
+    Attributes:
+        pools: raw pools by key.
+        dirty: pools whose status must be looked at.
+    """
+
+    def __init__(self) -> None:
+        self.pools: dict[Key, Json] = {}
+        self.dirty: set[Key] = set()
+        self.changed = asyncio.Event()
+        self._members: dict[Key, dict[str, Member]] = {}
+        self._left_out: dict[Key, dict[str, Member]] = {}
+        self._key_of: dict[str, Key] = {}
+
+    def mark(self, key: Key) -> None:
+        """Have a pool looked at again."""
+        self.dirty.add(key)
+        self.changed.set()
+
+    def pool_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """Take in one watch event of a pool."""
+        metadata = body.get("metadata") or {}
+        key = (str(metadata.get("namespace")), str(metadata.get("name")))
+        if kind == "DELETED":
+            self.pools.pop(key, None)
+            self.dirty.discard(key)
+            return
+        pool = stored(body)
+        before = self.pools.get(key)
+        self.pools[key] = pool
+        if before is None or before["spec"] != pool["spec"] or before["status"] != pool["status"]:
+            self.mark(key)
+
+    def member_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """Take in one watch event of an injected pod."""
+        metadata = body.get("metadata") or {}
+        uid = str(metadata.get("uid"))
+        before_key = self._key_of.get(uid)
+        before = self._members.get(before_key, {}).get(uid) if before_key else None
+        member = None if kind == "DELETED" else read_member(body)
+        if member == before:
+            return
+        if before_key is not None:
+            self._members[before_key].pop(uid, None)
+            self._key_of.pop(uid, None)
+            self.mark(before_key)
+        if member is not None:
+            key = (member.namespace, member.pool)
+            self._members.setdefault(key, {})[uid] = member
+            self._key_of[uid] = key
+            self.mark(key)
+
+    def replace_left_out(self, found: list[Member]) -> None:
+        """Take in the result of a sweep: pods that opted in and carry no label of ours."""
+        fresh: dict[Key, dict[str, Member]] = {}
+        for member in found:
+            fresh.setdefault((member.namespace, member.pool), {})[member.uid] = member
+        for key in self._left_out.keys() | fresh.keys():
+            if self._left_out.get(key) != fresh.get(key):
+                self.mark(key)
+        self._left_out = fresh
+
+    def members_of(self, key: Key) -> tuple[Member, ...]:
+        """Return all pods of a pool, with and without record."""
+        return (*self._members.get(key, {}).values(), *self._left_out.get(key, {}).values())
+
+
+class Gatherer:
+    """Fills a ClusterState, and returns the input of one pool."""
+
+    def __init__(
+        self, api: ClusterApi, state: ClusterState, default_image: str, namespaces: tuple[str, ...] = ()
+    ) -> None:
+        self.api, self.state, self.default_image = api, state, default_image
+        self.namespaces: tuple[str | None, ...] = namespaces or (None,)
+        self._reach: dict[str, tuple[float, Reach]] = {}
+
+    async def list_pools(self) -> None:
+        """List all pools, as a watch may be dead without saying so. A missing CRD means no pools."""
+        found: dict[Key, Json] = {}
+        for namespace in self.namespaces:
+            try:
+                async for pool in self._pages(pools_path(namespace)):
+                    kept = stored(pool)
+                    found[kept["metadata"]["namespace"], kept["metadata"]["name"]] = kept
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        for key in self.state.pools.keys() - found.keys():
+            self.state.pools.pop(key, None)
+        for key, pool in found.items():
+            self.state.pools[key] = pool
+            self.state.mark(key)
+
+    async def list_members(self) -> None:
+        """List injected pods once, before the first status is computed."""
+        for namespace in self.namespaces:
+            async for pod in self._pages(_pods_path(namespace), {"labelSelector": names.MEMBER}):
+                self.state.member_event(None, pod)
+
+    async def sweep(self) -> None:
+        """Look for pods that opted in and were not injected; only their metadata is read."""
+        found = []
+        query = {"labelSelector": f"!{names.MEMBER}", "fieldSelector": _RUNNING}
+        for namespace in self.namespaces:
+            async for pod in self._pages(_pods_path(namespace), query, METADATA_ONLY):
+                if (member := read_member(pod)) is not None:
+                    found.append(member)
+        self.state.replace_left_out(found)
+
+    async def gather(self, key: Key, master_address: str | None) -> Gathered | None:
+        """Return everything about one pool; None when it is gone."""
+        reach = Reach(None) if master_address is None else await self._reachable(master_address)
+        pool = self.state.pools.get(key)
+        if pool is None:
+            return None
+        return Gathered(
+            pool=pool,
+            members=self.state.members_of(key),
+            reach=reach,
+            default_image=self.default_image,
+            now=datetime.datetime.now(datetime.UTC),
+        )
+
+    async def _reachable(self, address: str) -> Reach:
+        when, reach = self._reach.get(address, (0.0, Reach(None)))
+        if reach.reached is None or time.monotonic() - when > (_REACH_SECONDS if reach.reached else 5.0):
+            reach = await connect(address)
+            self._reach[address] = (time.monotonic(), reach)
+        return reach
+
+    async def _pages(
+        self, path: str, query: Mapping[str, str] | None = None, accept: str = "application/json"
+    ) -> AsyncIterator[Json]:
+        more = ""
+        while True:
+            asked = {**(query or {}), "limit": _CHUNK, **({"continue": more} if more else {})}
+            page = await self.api.call("GET", path, query=asked, accept=accept)
+            for item in page.get("items") or []:
+                yield item
+            more = str((page.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return
+
+
+async def connect(address: str) -> Reach:
+    """Try a TCP connection to a master; of an `etcd://` list one answer is enough."""
+    problem = ""
+    for target in address.removeprefix("etcd://").split(","):
+        host, _, port = target.rpartition(":")
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _CONNECT_SECONDS)
+        except TimeoutError:
+            problem = f"no answer within {_CONNECT_SECONDS:g} s"
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+        else:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return Reach(True)
+    return Reach(False, problem)
+
+
+def _pods_path(namespace: str | None) -> str:
+    return "/api/v1/pods" if namespace is None else f"/api/v1/namespaces/{namespace}/pods"

@@ -1,0 +1,137 @@
+"""The controller's one loop: a dirty set, a full pass, gather, decide, apply.
+
+Why this exists: kopf's own change handlers write annotations and finalizers, and two processes would fight
+over them. Here events only mark pools; one task works them off. It keeps nothing that the cluster does not
+hold, so it can be killed at any moment. It has no rule of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from kvshare_operator.api.pool import SpecError
+from kvshare_operator.core.pool.status import next_status
+from kvshare_operator.core.pool.view import view
+from kvshare_operator.edges import metrics
+from kvshare_operator.edges.apply import apply_status
+from kvshare_operator.edges.cluster_api import ApiError
+from kvshare_operator.edges.gather import Gatherer, Key
+from kvshare_operator.edges.secrets import CertificateKeeper
+
+log = logging.getLogger("kvshare.loop")
+_GATHER_BURST_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 5.0
+_CERTIFICATE_SECONDS: Final = 60.0
+
+
+class ReconcileLoop:
+    """Runs until it is cancelled.
+
+    Attributes:
+        beat: monotonic time of the last turn; a liveness probe looks at it.
+    """
+
+    def __init__(
+        self, gatherer: Gatherer, keeper: CertificateKeeper | None, full_pass_seconds: float, sweep_seconds: float
+    ) -> None:
+        self.gatherer, self.keeper = gatherer, keeper
+        self.state = gatherer.state
+        self.beat = time.monotonic()
+        self._every: list[_Repeated] = [
+            _Repeated("full pass", full_pass_seconds, gatherer.list_pools),
+            _Repeated("sweep", sweep_seconds, gatherer.sweep),
+        ]
+        if keeper is not None:
+            self._every.insert(0, _Repeated("certificates", _CERTIFICATE_SECONDS, keeper.keep))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self._seed()
+        while True:
+            await self.turn()
+            wait = max(0.0, min(one.due for one in self._every) - time.monotonic())
+            try:
+                await asyncio.wait_for(self.state.changed.wait(), timeout=min(wait, _RETRY_SECONDS))
+                await asyncio.sleep(_GATHER_BURST_SECONDS)
+            except TimeoutError:
+                pass
+
+    async def turn(self) -> None:
+        """Do what is due, then look at every dirty pool once."""
+        self.beat = time.monotonic()
+        for one in self._every:
+            await one.run_when_due()
+        self.state.changed.clear()
+        dirty, self.state.dirty = self.state.dirty, set()
+        for key in sorted(dirty):
+            self.beat = time.monotonic()
+            await self._reconcile(key)
+
+    async def _seed(self) -> None:
+        """Know all members before the first status is written."""
+        while True:
+            try:
+                await self.gatherer.list_members()
+                return
+            except ApiError as error:
+                log.warning("members could not be listed, trying again: %s", error)
+                self.beat = time.monotonic()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _reconcile(self, key: Key) -> None:
+        try:
+            result = await self._one(key)
+        except ApiError as error:
+            result = "retry" if error.retry else "refused"
+            log.warning("pool %s/%s: %s", *key, error)
+            if error.retry:
+                self._later(key)
+        except Exception:
+            result = "fault"
+            log.exception("pool %s/%s could not be looked at", *key)
+        metrics.RECONCILES.labels(result).inc()
+
+    async def _one(self, key: Key) -> str:
+        pool = self.state.pools.get(key)
+        if pool is None:
+            return "gone"
+        try:
+            address = view(pool, self.gatherer.default_image).resolution.master_address
+        except SpecError:
+            address = None
+        gathered = await self.gatherer.gather(key, address)
+        if gathered is None:
+            return "gone"
+        status = next_status(gathered)
+        counts = status.members.model_dump() if status.members else {}
+        for verdict, count in counts.items():
+            metrics.MEMBERS.labels(*key, verdict).set(count)
+        written = await apply_status(self.gatherer.api, pool, status)
+        if gathered.reach.reached is False:
+            self._later(key)
+        return "written" if written else "unchanged"
+
+    def _later(self, key: Key) -> None:
+        asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.state.mark, key)
+
+
+class _Repeated:
+    """Something that is done every so often; a failure is tried again soon."""
+
+    def __init__(self, name: str, seconds: float, action: Callable[[], Awaitable[None]]) -> None:
+        self.name, self.seconds, self.action = name, seconds, action
+        self.due = 0.0
+
+    async def run_when_due(self) -> None:
+        if time.monotonic() < self.due:
+            return
+        try:
+            await self.action()
+            self.due = time.monotonic() + self.seconds
+        except ApiError as error:
+            log.warning("%s failed, trying again: %s", self.name, error)
+            self.due = time.monotonic() + min(self.seconds, _RETRY_SECONDS)

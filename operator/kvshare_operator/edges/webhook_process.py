@@ -1,0 +1,122 @@
+"""The webhook process: kopf holds process and watches, our server answers.
+
+Why this exists: the place where the webhook's parts are put together, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import re
+import time
+from typing import Any
+
+import kopf
+
+from kvshare_operator.api import names
+from kvshare_operator.core import review
+from kvshare_operator.core.injection.settings import InjectionSettings
+from kvshare_operator.edges.admission_server import AdmissionServer
+from kvshare_operator.edges.cluster_api import ApiError, HttpClusterApi
+from kvshare_operator.edges.metrics import HealthSite
+from kvshare_operator.edges.pool_index import PoolDirectory, stored
+from kvshare_operator.edges.reports import ReportEndpoint
+from kvshare_operator.settings import Settings
+
+Json = dict[str, Any]
+_VERSION_SECONDS = 600.0
+
+
+def registry(settings: Settings) -> kopf.OperatorRegistry:
+    """Return the handlers of the webhook process."""
+    handlers = kopf.get_default_registry()
+    api = HttpClusterApi()
+    health = HealthSite(settings.health_port, alive=lambda: True)
+
+    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
+    def pools(namespace: str, name: str, body: kopf.Body, **_: Any) -> Any:
+        return {(namespace, name): stored(body)}
+
+    @kopf.on.startup(registry=handlers)
+    async def start(settings: kopf.OperatorSettings, pools: Any, **_: Any) -> None:
+        configure(settings)
+        settings.admission.server = server(operator_settings, api, pools)
+        await health.start()
+
+    operator_settings = settings
+    return handlers
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Set what both processes need of kopf: no events from logs, watches that notice silence."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.watching.server_timeout = 300
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+
+
+def server(settings: Settings, api: HttpClusterApi, index: Any) -> AdmissionServer:
+    """Return the server with everything behind it."""
+    directory = pathlib.Path(settings.certificate_directory)
+    found = PoolDirectory(api, index, settings.watch_namespaces)
+    facts = InstallationFacts(settings, api, directory)
+
+    async def reviewer(request: Json) -> review.Answer:
+        asked = review.question(request)
+        if asked is None:
+            return review.ignore()
+        pool = await found.find(asked.namespace, asked.pool)
+        return await asyncio.to_thread(review.answer, request, pool, await facts.injection())
+
+    return AdmissionServer(
+        reviewer=reviewer,
+        report_app=ReportEndpoint(api).app(),
+        ready=found.listed,
+        directory=directory,
+        ports=(settings.admission_port, settings.report_port),
+        drain_seconds=settings.drain_seconds,
+    )
+
+
+class InstallationFacts:
+    """What every injection needs of the installation: the mounted CA and the cluster's version."""
+
+    def __init__(self, settings: Settings, api: HttpClusterApi, directory: pathlib.Path) -> None:
+        self.settings, self.api, self.directory = settings, api, directory
+        self._version: tuple[int, int] | None = None
+        self._asked_at = -_VERSION_SECONDS
+
+    async def injection(self) -> InjectionSettings:
+        """Return the settings of an injection as they are now. Without a CA nothing is said about reports."""
+        try:
+            authority = (self.directory / "ca.crt").read_text()
+        except OSError:
+            authority = ""
+        if time.monotonic() - self._asked_at >= _VERSION_SECONDS:
+            self._asked_at = time.monotonic()
+            self._version = await self._server_version()
+        return InjectionSettings(
+            connector_image=self.settings.connector_image,
+            image_pull_policy=self.settings.connector_pull_policy,
+            image_pull_secrets=self.settings.connector_pull_secrets,
+            report_url=self.settings.report_url if authority else "",
+            report_ca=authority,
+            server_version=self._version,
+            known_images=self.settings.known_images,
+        )
+
+    async def _server_version(self) -> tuple[int, int] | None:
+        try:
+            return read_version(await self.api.call("GET", "/version"))
+        except ApiError:
+            return None
+
+
+def read_version(answer: Json) -> tuple[int, int] | None:
+    """Return (major, minor) of a `/version` answer such as `1`, `36+`; None when it cannot be read."""
+    parts = [re.match(r"\d+", str(answer.get(field, ""))) for field in ("major", "minor")]
+    if parts[0] is None or parts[1] is None:
+        match = re.match(r"v?(\d+)\.(\d+)", str(answer.get("gitVersion", "")))
+        return (int(match[1]), int(match[2])) if match else None
+    return int(parts[0][0]), int(parts[1][0])
