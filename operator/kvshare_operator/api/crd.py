@@ -8,8 +8,10 @@ a CRD.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import yaml
@@ -157,8 +159,16 @@ def files(root: pathlib.Path) -> dict[pathlib.Path, str]:
     }
 
 
-def main() -> int:
-    """Write the generated files below the current folder."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the generated files below the current folder, or with ``--check`` say which are stale."""
+    parser = argparse.ArgumentParser(description="Write the CRD and the chart's template of it.")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when a file is not up to date")
+    check = parser.parse_args(arguments).check
+    stale = [path for path, text in files(pathlib.Path.cwd()).items() if not path.exists() or path.read_text() != text]
+    if check:
+        for path in stale:
+            print(f"{path} is not what its source says: run `python -m kvshare_operator.api.crd`", file=sys.stderr)
+        return 1 if stale else 0
     for path, text in files(pathlib.Path.cwd()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

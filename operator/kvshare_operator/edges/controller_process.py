@@ -37,7 +37,6 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     health = HealthSite(settings.health_port, alive=lambda: time.monotonic() - loop.beat < _STUCK_SECONDS)
     tasks: list[asyncio.Task[None]] = []
 
-    @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
         settings.watching.label_selectors["", "v1", "pods"] = names.MEMBER
@@ -47,14 +46,15 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         task.add_done_callback(_stopped)
         tasks.append(task)
 
-    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     def pool_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         state.pool_event(type, body)
 
-    @kopf.on.event("", "v1", "pods", registry=handlers)
     def pod_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         state.member_event(type, body)
 
+    kopf.on.startup(registry=handlers)(start)
+    kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(pool_event)
+    kopf.on.event("", "v1", "pods", registry=handlers)(pod_event)
     return handlers
 
 

@@ -33,17 +33,17 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     api = HttpClusterApi()
     health = HealthSite(settings.health_port, alive=lambda: True)
 
-    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)
     def pools(namespace: str, name: str, body: kopf.Body, **_: Any) -> Any:
         return {(namespace, name): stored(body)}
 
-    @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, pools: Any, **_: Any) -> None:
         configure(settings)
         settings.admission.server = server(operator_settings, api, pools)
         await health.start()
 
     operator_settings = settings
+    kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(pools)
+    kopf.on.startup(registry=handlers)(start)
     return handlers
 
 

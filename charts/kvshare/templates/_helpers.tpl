@@ -1,0 +1,60 @@
+{{/* One name for everything of a release: `kvshare` for a release of that name. */}}
+{{- define "kvshare.fullname" -}}
+{{- if contains "kvshare" .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-kvshare" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvshare.labels" -}}
+app.kubernetes.io/name: kvshare
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "kvshare.selector" -}}
+app.kubernetes.io/name: kvshare
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "kvshare.image" -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "kvshare.certificateSecret" -}}
+{{- .Values.certificates.secretName | default (printf "%s-webhook-certificates" (include "kvshare.fullname" .)) -}}
+{{- end -}}
+
+{{/* What both processes are told. */}}
+{{- define "kvshare.environment" -}}
+- name: POD_ID
+  valueFrom:
+    fieldRef:
+      apiVersion: v1
+      fieldPath: metadata.name
+- name: KVSHARE_NAMESPACE
+  value: {{ .Release.Namespace }}
+- name: KVSHARE_SERVICE
+  value: {{ include "kvshare.fullname" . }}-webhook
+- name: KVSHARE_CONNECTOR_IMAGE
+  value: {{ printf "%s:%s" .Values.connector.image.repository (.Values.connector.image.tag | default .Chart.AppVersion) }}
+- name: KVSHARE_LOG_LEVEL
+  value: {{ .Values.logLevel }}
+{{- end -}}
+
+{{- define "kvshare.podSecurity" -}}
+runAsNonRoot: true
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "kvshare.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
