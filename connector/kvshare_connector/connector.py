@@ -32,7 +32,13 @@ from kvshare_connector.wire import Report, Step
 from kvshare_connector.worker.glue import WorkerSide
 from kvshare_layout import RankFacts, parse
 
-logger = logging.getLogger("kvshare")
+
+def _log_like_the_engine() -> None:
+    """Give our loggers the handlers and the level of vLLM's, which configures its own name only."""
+    ours, theirs = logging.getLogger("kvshare_connector"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers, ours.propagate = list(theirs.handlers), theirs.propagate
+        ours.setLevel(theirs.getEffectiveLevel())
 
 
 @dataclass
@@ -88,6 +94,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_like_the_engine()
         self._parsed = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

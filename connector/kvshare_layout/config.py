@@ -28,6 +28,9 @@ CONNECTOR_CLASS = "KVShareConnector"
 CONNECTOR_MODULE = "kvshare_connector.connector"
 
 _MIB = 1 << 20
+# Larger numbers are mistakes, and would only fail later in somebody else's arithmetic.
+_MAX_INTEGER = keys.MAX_GENERATION
+_MAX_BYTES = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ def _integer(minimum: int) -> Callable[[object], int]:
         value = _unprefixed(value)
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise _ExpectedError(f"a whole number of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_INTEGER:
+            raise _ExpectedError(f"a whole number from {minimum} to {_MAX_INTEGER}")
         return value
 
     return read
@@ -152,7 +155,7 @@ def _sizes(minimum: int) -> Callable[[object], tuple[int, ...]]:
         try:
             return tuple(one(item) for item in items)
         except _ExpectedError:
-            raise _ExpectedError(f"a list of whole numbers of at least {minimum}, such as [4, 2] or 4,2") from None
+            raise _ExpectedError(f"a list of whole numbers from {minimum} up, such as [4, 2] or 4,2") from None
 
     return read
 
@@ -165,8 +168,8 @@ def _size(value: object) -> int:
     value = _unprefixed(value)
     if isinstance(value, str) and (m := re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(i?b?)", value.strip().lower())):
         value = int(m[1]) * _UNITS[m[2]]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _ExpectedError("a number of bytes, with or without a unit such as 256Mi or 4gb")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_BYTES:
+        raise _ExpectedError("a number of bytes below 1 PiB, with or without a unit such as 256Mi or 4gb")
     return value
 
 
@@ -227,6 +230,9 @@ def parse(raw: Mapping[str, object] | None) -> Parsed:
     """Read ``kv_connector_extra_config``; unknown keys and malformed values become mistakes, never exceptions."""
     mistakes: list[str] = []
     values: dict[str, object] = {}
+    if raw is not None and not isinstance(raw, Mapping):
+        mistakes.append(f"kv_connector_extra_config: {raw!r} given, an object of keys and values expected: correct it")
+        raw = None
     for key, value in (raw or {}).items():
         reader = _READERS.get(key)
         if reader is None:

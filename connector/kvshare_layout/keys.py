@@ -16,6 +16,9 @@ FORMAT = "kvs1"
 #: The pool prefix of connectors that nobody configured.
 DEFAULT_POOL_PREFIX = f"{FORMAT}/p-default/g1"
 
+#: Largest generation of a pool: what its digits in a prefix can hold.
+MAX_GENERATION = 9_999_999_999
+
 _PREFIX = re.compile(r"kvs1/p-[a-z0-9][a-z0-9.-]{0,62}/g[1-9][0-9]{0,9}")
 _FINGERPRINT = re.compile(r"[fi]-[0-9a-f]{16,64}")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -31,8 +34,8 @@ def pool_prefix(kube_namespace: str, pool: str, model: str, revision: str | None
     Only names enter it. Two pools whose names, models or revisions differ in any character get different prefixes
     (up to a collision of 48 bits of SHA-256; the fingerprint behind the prefix still keeps bytes apart).
     """
-    if generation < 1:
-        raise LayoutError(f"generation {generation} given, at least 1 expected")
+    if not 1 <= generation <= MAX_GENERATION:
+        raise LayoutError(f"generation {generation} given, 1 to {MAX_GENERATION} expected")
     text = json.dumps([kube_namespace, pool, model, revision], separators=(",", ":"), ensure_ascii=True)
     return f"{FORMAT}/p-{hashlib.sha256(text.encode()).hexdigest()[:12]}/g{generation}"
 

@@ -55,15 +55,40 @@ class MemberReport:
     engine: str = ""
 
 
-def to_json(report: MemberReport) -> bytes:
-    """The body of a report."""
-    return json.dumps({"version": VERSION, **asdict(report)}, sort_keys=True).encode()
-
-
 _TEXT_LIMITS = {
     "pool_prefix": 128, "reason": 64, "message": 1024, "fingerprint": 64, "namespace": 256, "engine": 64,
 }  # fmt: skip
 _NUMBERS = ("store_tp", "tp", "pp", "block_tokens")
+_MOST_LAYOUTS, _LAYOUT_LIMIT, _FIELD_LIMIT, _VALUE_LIMIT = 8, 16, 128, 4096
+
+
+def to_json(report: MemberReport) -> bytes:
+    """The body of a report, always one that ``from_json`` reads: texts that are too long are cut.
+
+    A message of many mistakes must reach people shortened rather than not at all.
+    """
+    data = asdict(report)
+    for name, limit in _TEXT_LIMITS.items():
+        data[name] = _clip(data[name], limit)
+    data["rank_layouts"] = [_clip(text, _LAYOUT_LIMIT) for text in report.rank_layouts[:_MOST_LAYOUTS]]
+    manifest = {_clip(k, _FIELD_LIMIT): _clip(v, _VALUE_LIMIT) for k, v in report.manifest.items()}
+    body = _dump(data, manifest)
+    if len(body) > MAX_BYTES:
+        body = _dump(data, {k: _clip(v, 64) for k, v in sorted(manifest.items())[:128]})
+    return body
+
+
+def _dump(data: Mapping[str, object], manifest: Mapping[str, str]) -> bytes:
+    return json.dumps({"version": VERSION, **data, "manifest": manifest}, sort_keys=True).encode()
+
+
+def _clip(text: str, limit: int) -> str:
+    printable = "".join(c if c.isprintable() else "?" for c in text)
+    return printable if len(printable) <= limit else printable[: limit - 3] + "..."
+
+
+def _is_text(value: object, limit: int) -> bool:
+    return isinstance(value, str) and len(value) <= limit and value.isprintable()
 
 
 def from_json(body: bytes) -> MemberReport:
@@ -80,7 +105,7 @@ def from_json(body: bytes) -> MemberReport:
         raise LayoutError("the report is not JSON, a JSON object expected") from None
     if not isinstance(data, dict):
         raise LayoutError("the report is not a JSON object")
-    if data.get("version") != VERSION:
+    if isinstance(data.get("version"), bool) or data.get("version") != VERSION:
         raise LayoutError(
             f"report version {data.get('version')!r} given, {VERSION} expected: "
             "bring operator and connector to the same release"
@@ -89,7 +114,7 @@ def from_json(body: bytes) -> MemberReport:
     values: dict[str, object] = {}
     for name, limit in _TEXT_LIMITS.items():
         text = data.get(name)
-        if not isinstance(text, str) or len(text) > limit or not text.isprintable():
+        if not _is_text(text, limit):
             mistakes.append(f"{name}: a printable string of at most {limit} characters expected")
         values[name] = text
     for name in _NUMBERS:
@@ -107,14 +132,14 @@ def from_json(body: bytes) -> MemberReport:
     layouts = data.get("rank_layouts")
     if (
         not isinstance(layouts, list)
-        or len(layouts) > 8
-        or not all(isinstance(x, str) and len(x) <= 16 for x in layouts)
+        or len(layouts) > _MOST_LAYOUTS
+        or not all(_is_text(x, _LAYOUT_LIMIT) for x in layouts)
     ):
         mistakes.append("rank_layouts: at most 8 short strings expected")
         layouts = []
     manifest = data.get("manifest")
     if not isinstance(manifest, dict) or not all(
-        isinstance(k, str) and isinstance(v, str) and len(k) <= 128 and len(v) <= 4096 for k, v in manifest.items()
+        _is_text(k, _FIELD_LIMIT) and _is_text(v, _VALUE_LIMIT) for k, v in manifest.items()
     ):
         mistakes.append("manifest: an object of strings expected")
         manifest = {}

@@ -21,7 +21,7 @@ from kvshare_connector.scheduler.weights import WeightsUnreadableError, weight_f
 from kvshare_layout.facts import EngineFacts
 from kvshare_layout.fingerprint import canonical_json
 
-logger = logging.getLogger("kvshare.engine")
+logger = logging.getLogger(__name__)
 
 #: Fields of a model configuration that say where it came from, not what it computes.
 _NOT_IDENTITY = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})

@@ -27,7 +27,7 @@ from kvshare_layout.fingerprint import canonical_json, differing_fields
 from kvshare_layout.keys import manifest_key
 from kvshare_layout.kinds import usable_blocks
 
-logger = logging.getLogger("kvshare.scheduler")
+logger = logging.getLogger(__name__)
 
 #: Share of the cache's blocks that may be pinned for saves, in percent.
 PIN_PERCENT = 5

@@ -16,7 +16,7 @@ from kvshare_connector.scheduler.lookup import Question
 from kvshare_connector.store.protocol import ObjectStore, StoreError
 from kvshare_layout.objects import ObjectId
 
-logger = logging.getLogger("kvshare.probe")
+logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvshare_layout.config import ConnectorConfig
 from kvshare_layout.reports import MemberReport, to_json
 
-logger = logging.getLogger("kvshare.report")
+logger = logging.getLogger(__name__)
 
 #: Seconds to wait before each attempt: a webhook that restarts must not lose a report.
 ATTEMPTS = (0.0, 2.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from kvshare_connector.store.protocol import ObjectStore, StoreError, StoreSetupError
 
-logger = logging.getLogger("kvshare.client")
+logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0

@@ -19,7 +19,7 @@ from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout import Decision, RankFacts, held_objects
 from kvshare_layout.config import ConnectorConfig
 
-logger = logging.getLogger("kvshare.worker")
+logger = logging.getLogger(__name__)
 
 #: Seconds that start-up waits to see whether the rank's memory can be registered.
 REGISTER_SECONDS = 30.0

@@ -24,7 +24,7 @@ from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import PlannedObject, RankPlan
 from kvshare_layout import keys
 
-logger = logging.getLogger("kvshare.transfer")
+logger = logging.getLogger(__name__)
 
 #: Objects of one call to the store.
 OBJECTS_PER_CALL = 64
