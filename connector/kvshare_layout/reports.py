@@ -73,8 +73,9 @@ def to_json(report: MemberReport) -> bytes:
     data["rank_layouts"] = [_clip(text, _LAYOUT_LIMIT) for text in report.rank_layouts[:_MOST_LAYOUTS]]
     manifest = {_clip(k, _FIELD_LIMIT): _clip(v, _VALUE_LIMIT) for k, v in report.manifest.items()}
     body = _dump(data, manifest)
-    if len(body) > MAX_BYTES:
-        body = _dump(data, {k: _clip(v, 64) for k, v in sorted(manifest.items())[:128]})
+    fields = [(k, _clip(v, 64)) for k, v in sorted(manifest.items())]
+    while len(body) > MAX_BYTES:
+        body, fields = _dump(data, dict(fields)), fields[: len(fields) // 2]
     return body
 
 
