@@ -9,12 +9,10 @@
 Only one cluster runs on a machine at a time; what a killed one left behind is removed before the next starts.
 """
 
-import contextlib
 import fcntl
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,6 +186,14 @@ def _only_cluster() -> Iterator[None]:
         yield
 
 
-def temporary_state() -> "contextlib.AbstractContextManager[str]":
-    """A short-named folder for a cluster's state that ends with the block."""
-    return tempfile.TemporaryDirectory(prefix="kvshare-cluster-")
+def main() -> int:
+    """`python3 -m testbed.cluster down`: remove every cluster of the test bed from this machine."""
+    if sys.argv[1:] != ["down"]:
+        print("usage: python3 -m testbed.cluster down", file=sys.stderr)
+        return 2
+    remove_leftovers()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,7 +18,7 @@ from testbed.prepare.python_environment import write_pip_configuration
 from testbed.prepare.step import Step, key_of
 
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libgomp1", *STORE_LIBRARIES)
-BASE = f"localhost/kvshare/debian:{key_of(versions.DEBIAN_SUITE, BASE_PACKAGES)}"
+BASE = f"localhost/kvshare-debian:{key_of(versions.DEBIAN_SUITE, BASE_PACKAGES)}"
 STORAGE = places.CACHE / "buildah"
 CERTIFICATES = Path("/etc/ssl/certs")
 
@@ -45,7 +45,7 @@ class Image:
     @property
     def repository(self) -> str:
         """The image's name without its tag."""
-        return f"localhost/kvshare/{self.name}"
+        return f"localhost/kvshare-{self.name}"
 
     @property
     def reference(self) -> str:

@@ -24,6 +24,11 @@ UV = UV_FOLDER / "bin" / "uv"
 MARK = places.ENVIRONMENT / "kvshare-prepared"
 OWN_FOLDERS = ("connector", "operator")
 
+COMPILE = """\
+import compileall, re, sys
+compileall.compile_dir(sys.argv[1], quiet=2, workers=0, rx=re.compile("/tests?/"))
+"""
+
 TESTBED_ENTRY_POINTS = """\
 [vllm.general_plugins]
 kvshare_reference_attention = testbed.reference_attention:register
@@ -63,7 +68,9 @@ def pip_install(commands: Commands, requirement: str, folder: Path) -> None:
 
 def environment() -> Step:
     """A step that fills `.venv` with the pinned packages and links the checkout's own ones."""
-    key = key_of(places.PYTHON_LISTS, TESTBED_ENTRY_POINTS, versions.VLLM, own_version(), str(places.REPOSITORY))
+    key = key_of(
+        places.PYTHON_LISTS, TESTBED_ENTRY_POINTS, COMPILE, versions.VLLM, own_version(), str(places.REPOSITORY)
+    )
 
     def install(commands: Commands) -> None:
         MARK.unlink(missing_ok=True)
@@ -79,6 +86,8 @@ def environment() -> Step:
             environment=settings,
         )
         link_own_packages(places.site_packages())
+        # Pods mount these packages read-only: without bytecode each process would compile thousands of files.
+        commands.run([places.environment_python(), "-c", COMPILE, places.site_packages()])
         MARK.write_text(key)
 
     return Step(
