@@ -85,6 +85,8 @@ def _structural(node: Schema, definitions: dict[str, Schema]) -> Schema:
         elif key == "additionalProperties":
             if isinstance(value, dict):
                 out[key] = _structural(value, definitions)
+        elif key == "default" and isinstance(value, dict):
+            out[key] = {name: one for name, one in value.items() if one is not None}
         elif key == "description":
             out[key] = " ".join(str(value).split())
         else:

@@ -57,7 +57,8 @@ async def _tell(api: ClusterApi, pool: Json, before: Status, after: Status) -> N
         if known.get(condition.type) == (condition.status, condition.reason):
             continue
         quiet = condition.type not in known and condition.status != "False"
-        if quiet or condition.status == "Unknown":
+        told_elsewhere = condition.type == names.READY and condition.status == "False"
+        if quiet or told_elsewhere or condition.status == "Unknown":
             continue
         try:
             kind = "Warning" if condition.status == "False" else "Normal"
