@@ -73,7 +73,7 @@ def api_server(state: Path) -> Iterator[Cluster]:
     """
     place = State(state)
     place.remove()
-    place.open()
+    place.open(register=False)
     try:
         etcd, peers, api = free_ports(3)
         ports = Ports("127.0.0.1", etcd=etcd, etcd_peers=peers, api=api)
@@ -84,63 +84,75 @@ def api_server(state: Path) -> Iterator[Cluster]:
 
 
 @contextmanager
-def cluster(state: Path, *, images: Sequence[Path] = ()) -> Iterator[Cluster]:
+def cluster(state: Path, *, images: Sequence[Path] = (), keep: bool = False) -> Iterator[Cluster]:
     """A complete cluster that ends with the block.
 
     Args:
         state: its folder.
         images: OCI archives for the node.
+        keep: leave it running at the end of the block, unless the block was interrupted; `remove_kept` ends it.
 
     Raises:
         ClusterImpossibleError: if the machine cannot run one now.
         NotReadyError: if a program does not start, with the last lines of its log.
     """
-    with _only_cluster():
-        try:
-            yield start_cluster(state, images=images)
-        finally:
-            stop_cluster(state)
-
-
-def start_cluster(state: Path, *, images: Sequence[Path] = ()) -> Cluster:
-    """Start a cluster that outlives this process; `stop_cluster` ends it. Arguments as for `cluster`."""
     _check_machine(state)
-    remove_leftovers()
-    if own_chains_exist():
-        raise ClusterImpossibleError(
-            "firewall chains of another Kubernetes are on this machine (iptables-save | grep KUBE-): "
-            "stop that cluster first, or use it with CLUSTER=existing"
-        )
     place = State(state)
-    place.open()
-    try:
-        for address in (NODE_ADDRESS, DNS_ADDRESS):
-            place.add_address(address)
-        programs = Programs(place, outlive_us=True)
-        ports = Ports(NODE_ADDRESS)
-        start_containerd(programs, PAUSE.reference)
-        kubeconfig = start_api_server(programs, ports, advertise=NODE_ADDRESS)
-        start_controllers(programs, ports, kubeconfig)
-        running = Cluster(place.folder, kubeconfig)
-        for archive in (PAUSE.archive, *images):
-            running.import_image(archive)
-        start_node(programs, kubeconfig)
-        _wait_for_node(programs, running.kubectl)
-    except BaseException:
-        place.remove()
-        raise
+    with _only_cluster():
+        _remove_leftovers()
+        if own_chains_exist():
+            raise ClusterImpossibleError(
+                "firewall chains of another Kubernetes are on this machine (iptables-save | grep KUBE-): "
+                "stop that cluster first, or use it with CLUSTER=existing"
+            )
+        place.open()
+        kept = False
+        try:
+            yield _start(place, images)
+            kept = keep
+        except Exception:
+            kept = keep
+            raise
+        finally:
+            if kept:
+                place.keep()
+            else:
+                place.remove()
+
+
+def remove_kept() -> None:
+    """Remove the clusters that were kept, and what killed ones left behind."""
+    with _only_cluster():
+        for left in leftovers():
+            left.remove()
+            print(f"removed the cluster of {left.folder}", flush=True)
+
+
+def _start(place: State, images: Sequence[Path]) -> Cluster:
+    for address in (NODE_ADDRESS, DNS_ADDRESS):
+        place.add_address(address)
+    programs = Programs(place, outlive_us=True)
+    ports = Ports(NODE_ADDRESS)
+    start_containerd(programs, PAUSE.reference)
+    kubeconfig = start_api_server(programs, ports, advertise=NODE_ADDRESS)
+    start_controllers(programs, ports, kubeconfig)
+    running = Cluster(place.folder, kubeconfig)
+    for archive in (PAUSE.archive, *images):
+        running.import_image(archive)
+    start_node(programs, kubeconfig)
+    _wait_for_node(programs, running.kubectl)
     return running
 
 
-def stop_cluster(state: Path) -> None:
-    """End a cluster: every process, mount, network namespace, address and firewall chain of it."""
-    State(state).remove()
-
-
-def remove_leftovers() -> None:
-    """Remove what clusters on this machine left behind or kept running, and say so."""
+def _remove_leftovers() -> None:
+    """Remove what killed runs left behind; a cluster that somebody kept on purpose is not ours to end."""
     for left in leftovers():
-        print(f"removing the cluster that is still recorded in {left.folder}", file=sys.stderr, flush=True)
+        if left.kept():
+            raise ClusterImpossibleError(
+                f"a cluster is kept running in {left.folder}, and this machine can run only one: "
+                "end it with `make demo-down`"
+            )
+        print(f"removing what a killed run left in {left.folder}", file=sys.stderr, flush=True)
         left.remove()
 
 
@@ -191,7 +203,7 @@ def main() -> int:
     if sys.argv[1:] != ["down"]:
         print("usage: python3 -m testbed.cluster down", file=sys.stderr)
         return 2
-    remove_leftovers()
+    remove_kept()
     return 0
 
 

@@ -52,15 +52,20 @@ class State:
         """Whether a cluster is recorded here: running, kept, or left over."""
         return self._before.exists()
 
-    def open(self) -> None:
-        """Create the folder and note what was on the machine before."""
+    def open(self, *, register: bool = True) -> None:
+        """Create the folder and note what was on the machine before.
+
+        Args:
+            register: let later runs find it as a left-over; needless when its programs die with this process.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.folder / "pod-logs", ignore_errors=True)
-        REGISTER.mkdir(parents=True, exist_ok=True)
-        link = REGISTER / key_of(str(self.folder))
-        link.unlink(missing_ok=True)
-        link.symlink_to(self.folder)
-        self._before.write_text(json.dumps({"namespaces": sorted(_cni_namespaces()), "addresses": []}))
+        if register:
+            REGISTER.mkdir(parents=True, exist_ok=True)
+            link = REGISTER / key_of(str(self.folder))
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.folder)
+        self._before.write_text(json.dumps({"namespaces": sorted(_cni_namespaces()), "addresses": [], "kept": False}))
 
     def add_address(self, address: str) -> None:
         """Put an address on the loopback interface, to be removed with the cluster."""
@@ -68,6 +73,16 @@ class State:
         before["addresses"].append(address)
         self._before.write_text(json.dumps(before))
         subprocess.run(["ip", "address", "replace", f"{address}/32", "dev", "lo"], check=True, capture_output=True)
+
+    def keep(self) -> None:
+        """Note that the cluster keeps running on purpose."""
+        before = json.loads(self._before.read_text())
+        self._before.write_text(json.dumps({**before, "kept": True}))
+
+    def kept(self) -> bool:
+        """Whether the cluster was kept on purpose and still runs."""
+        wanted = bool(json.loads(self._before.read_text()).get("kept"))
+        return wanted and any(Identity(entry.pid, entry.started).alive() for entry in self.recorded())
 
     def record(self, process: Process) -> None:
         """Remember a started program."""

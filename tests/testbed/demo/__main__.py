@@ -13,7 +13,7 @@ from types import FrameType
 from rich.console import Console
 
 from testbed import places
-from testbed.cluster import ClusterImpossibleError, cluster, start_cluster
+from testbed.cluster import ClusterImpossibleError, cluster
 from testbed.completions import ServerError
 from testbed.demo import product, table
 from testbed.demo.place import GivenCluster, OwnCluster, Place, forwards
@@ -119,15 +119,12 @@ def _place(settings: Settings, *, keep: bool, console: Console) -> Iterator[tupl
     console.print("starting a one-node cluster")
     start = time.monotonic()
     archives = OwnCluster.archives()
-    if keep:
-        running = start_cluster(places.DEMO_STATE, images=archives)
-        yield OwnCluster(running), time.monotonic() - start
-        return
-    with cluster(places.DEMO_STATE, images=archives) as running:
+    with cluster(places.DEMO_STATE, images=archives, keep=keep) as running:
         seconds = time.monotonic() - start
         console.print(f"    {seconds:.0f} s")
         yield OwnCluster(running), seconds
-        console.print("stopping the cluster")
+        if not keep:
+            console.print("stopping the cluster")
 
 
 def remove_from(kubectl: Kubectl) -> None:
@@ -142,7 +139,7 @@ def _explain_kept(place: Place, console: Console) -> None:
         "",
         "The cluster keeps running. Use it:",
         f"    export KUBECONFIG={place.kubectl.kubeconfig}",
-        f"    export PATH={product.program('kubectl').parent}:{product.program('helm').parent}:$PATH",
+        f"    export PATH={program('kubectl').parent}:{program('helm').parent}:$PATH",
         "    kubectl --namespace kvshare-demo get kvsharepool,pods",
         "End it: make demo-down",
     )
