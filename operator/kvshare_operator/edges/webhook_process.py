@@ -42,7 +42,7 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         await health.start()
 
     operator_settings = settings
-    kopf.index(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(pools)
+    kopf.index(names.GROUP, names.VERSION, names.PLURAL, id="pools", registry=handlers)(pools)
     kopf.on.startup(registry=handlers)(start)
     return handlers
 
