@@ -1,0 +1,29 @@
+"""`kvshare`: the command line of people. One file for each command; here they are only joined."""
+
+from __future__ import annotations
+
+import typer
+
+from kvshare_operator.cli import plan
+
+app = typer.Typer(
+    name="kvshare",
+    help="One KV cache for vLLM deployments with different tensor-parallel sizes and KV-cache layouts.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _options() -> None:
+    """One KV cache for vLLM deployments with different tensor-parallel sizes and KV-cache layouts."""
+
+
+app.command("plan")(plan.plan)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 good, 1 refused or inconsistent, 2 usage, 3 unreachable."""
+    app()

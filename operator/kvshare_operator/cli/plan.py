@@ -1,0 +1,146 @@
+"""`kvshare plan`: Store TP, shards and stages of a pool, before it is applied. Needs no cluster."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kvshare_operator.api.pool import MAX_SIZE, SpecError, read_spec
+from kvshare_operator.api.reasons import refusal
+from kvshare_operator.cli.plan_tables import print_plan
+from kvshare_operator.cli.pool_file import read_pool_file, to_planned
+from kvshare_operator.core.pool.plan import Plan, PlannedPool, PlanProblem, make_plan
+
+_EXAMPLES = """
+Examples:
+
+  kvshare plan --kv-heads 8 --prefill 4,2 --decode 2
+
+  kvshare plan -f pool.yaml --layers 80 --pp 1,2
+
+  kubectl get kvsharepool llama -o yaml | kvshare plan -f - -o json
+
+  kvshare plan -f new.yaml --previous old.yaml     would the edit start an empty cache?
+"""
+
+
+class Output(enum.StrEnum):
+    """How to print."""
+
+    table = "table"
+    json = "json"
+
+
+def _sizes(text: str | None, flag: str) -> list[int]:
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MAX_SIZE for part in parts):
+        raise typer.BadParameter(
+            f"{text!r} given, whole numbers from 1 to {MAX_SIZE} such as 4,2 expected", param_hint=flag
+        )
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def plan(
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", metavar="POOL.yaml", help="A KVSharePool; - is standard input.")
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SIZE, help="Total KV heads of the model; 1 for MLA.")
+    ] = None,
+    prefill: Annotated[str | None, typer.Option(metavar="4,2", help="TP sizes of prefill deployments.")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="2", help="TP sizes of decode deployments.")] = None,
+    reserved: Annotated[str | None, typer.Option(metavar="8", help="TP sizes that will be added later.")] = None,
+    pp: Annotated[str | None, typer.Option(metavar="1,2", help="Pipeline-parallel sizes.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Hidden layers of the model, to show stages.")] = None,
+    previous: Annotated[
+        str | None, typer.Option(metavar="OLD.yaml", help="The pool before an edit, to see whether it splits.")
+    ] = None,
+    output: Annotated[
+        Output, typer.Option("-o", "--output", help="table for people, json for programs.")
+    ] = Output.table,
+) -> None:
+    """Show Store TP, who keeps which heads and shards, and stages, before a pool is applied.
+
+    Exit code 0: the plan works; 1: it does not, with every problem named; 2: wrong usage.
+    """
+    if file is not None and any((prefill, decode, reserved, pp)):
+        raise typer.BadParameter("-f brings its own sizes: leave --prefill, --decode, --reserved and --pp out")
+    if file is None and (prefill is None or kv_heads is None):
+        raise typer.BadParameter("either -f POOL.yaml, or --kv-heads with --prefill, is expected")
+    try:
+        wanted = _from_file(file, kv_heads) if file else _from_flags(kv_heads, prefill, decode, reserved, pp)
+        before = _from_file(previous, kv_heads) if previous else None
+        found = make_plan(wanted, before, layers)
+    except SpecError as error:
+        found = _unreadable(error)
+    if output is Output.json:
+        typer.echo(json.dumps(to_json(found), indent=2))
+    else:
+        print_plan(found)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+plan.__doc__ = f"{plan.__doc__}\n{_EXAMPLES}"
+
+
+def _from_file(path: str, kv_heads: int | None) -> PlannedPool:
+    return to_planned(read_pool_file(path), kv_heads)
+
+
+def _from_flags(
+    kv_heads: int | None, prefill: str | None, decode: str | None, reserved: str | None, pp: str | None
+) -> PlannedPool:
+    raw: dict[str, Any] = {
+        "model": {"name": "plan", "kvHeads": kv_heads},
+        "prefill": {"tensorParallelSizes": _sizes(prefill, "--prefill")},
+        "store": {"type": "External", "external": {"masterAddress": "plan.plan.svc:50051"}},
+    }
+    if decode is not None:
+        raw["decode"] = {"tensorParallelSizes": _sizes(decode, "--decode")}
+    if reserved is not None:
+        raw["reservedTensorParallelSizes"] = _sizes(reserved, "--reserved")
+    if pp is not None:
+        raw["pipelineParallelSizes"] = _sizes(pp, "--pp")
+    return PlannedPool(spec=read_spec(raw))
+
+
+def _unreadable(error: SpecError) -> Plan:
+    problems = tuple(PlanProblem(field, refusal("SpecInvalid", problem=text)) for field, text in error.mistakes)
+    return Plan(None, "lcm", None, False, (), (), problems)
+
+
+def to_json(found: Plan) -> dict[str, Any]:
+    """Return the documented JSON of a plan."""
+    return {
+        "storeTPSize": found.store_tp,
+        "source": found.source,
+        "cacheNamespace": found.cache_namespace,
+        "cacheSplit": found.cache_split,
+        "ranks": [
+            {
+                "tp": row.tp,
+                "rank": row.rank,
+                "kvHeads": list(row.kv_heads),
+                "shards": list(row.shards),
+                "replica": row.replica,
+                "replicas": row.replicas,
+            }
+            for row in found.ranks
+        ],
+        "stages": [{"stage": number, "layers": list(members)} for number, members in found.stages],
+        "problems": [
+            {
+                "reason": one.refusal.code,
+                "field": one.field,
+                "message": one.refusal.message,
+                "remedy": one.refusal.remedy,
+            }
+            for one in found.problems
+        ],
+    }
