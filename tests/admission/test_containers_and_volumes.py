@@ -1,0 +1,153 @@
+"""What a member gets beside its flags, and what happens when a name or path is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pods import PAYLOAD, RESTRICTED, SETTINGS, Json, engine_of, injected, pod_p0, pool_p1, refused
+
+PAYLOAD_MOUNT = {"name": "kvshare-payload", "mountPath": "/opt/kvshare", "readOnly": True}
+
+
+def init_container(pod: Json) -> Json:
+    """The init container of ours."""
+    found: Json = pod["spec"]["initContainers"][-1]
+    return found
+
+
+def test_init_containers_of_the_user_stay_and_ours_is_last() -> None:
+    """Nothing of theirs changes."""
+    theirs = {"name": "download", "image": "x", "command": ["download"]}
+    pod = pod_p0()
+    pod["spec"]["initContainers"] = [theirs]
+    after = injected(pod).pod["spec"]["initContainers"]
+    assert after[0] == theirs
+    assert [one["name"] for one in after] == ["download", "kvshare-payload"]
+
+
+def test_init_container_fits_into_the_pods_own_request() -> None:
+    """Requests equal limits (a Guaranteed pod stays one), far below the engine's, and no user id is fixed."""
+    ours = init_container(injected(pod_p0()).pod)
+    assert ours["image"] == PAYLOAD
+    assert ours["resources"]["requests"] == ours["resources"]["limits"] == {"cpu": "100m", "memory": "64Mi"}
+    assert "runAsUser" not in ours["securityContext"]
+
+
+def test_restricted_pod_stays_restricted() -> None:
+    """Every check of the restricted standard, on what was added."""
+    pod = pod_p0(securityContext=dict(RESTRICTED))
+    pod["spec"]["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    after = injected(pod).pod["spec"]
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret"}
+    assert all(set(volume) - {"name"} <= allowed for volume in after["volumes"])
+    for container in (*after["initContainers"], *after["containers"]):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert not security.get("privileged")
+        assert "hostPort" not in str(container.get("ports"))
+    assert after["initContainers"][0]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_pod_that_runs_as_root_is_not_broken_by_our_container() -> None:
+    """With `runAsUser: 0` for the pod, a non-root demand of ours would never start."""
+    pod = pod_p0()
+    pod["spec"]["securityContext"] = {"runAsUser": 0}
+    assert "runAsNonRoot" not in init_container(injected(pod).pod)["securityContext"]
+
+
+def test_report_access_comes_without_a_secret() -> None:
+    """A projected token with our audience, and the CA through the downward API."""
+    pod = injected(pod_p0()).pod
+    volume = next(one for one in pod["spec"]["volumes"] if one["name"] == "kvshare-report")
+    token, authority = volume["projected"]["sources"]
+    assert token["serviceAccountToken"]["audience"] == "kvshare.dev"
+    assert authority["downwardAPI"]["items"][0]["fieldRef"]["fieldPath"].startswith("metadata.annotations[")
+    assert pod["metadata"]["annotations"]["kvshare.dev/report-ca"] == SETTINGS.report_ca
+
+
+def test_without_a_report_endpoint_nothing_is_mounted_for_it() -> None:
+    """The command line has no endpoint."""
+    pod = injected(pod_p0(), settings=dataclasses.replace(SETTINGS, report_url="")).pod
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["kvshare-payload"]
+    assert not any("report_url" in word for word in pod["spec"]["containers"][0]["args"])
+
+
+TAKEN: dict[str, Json] = {
+    "a volume of our name": {"volumes": [{"name": "kvshare-payload", "hostPath": {"path": "/x"}}]},
+    "a volume of our report name": {"volumes": [{"name": "kvshare-report", "emptyDir": {}}]},
+    "a container of our name": {"initContainers": [{"name": "kvshare-payload", "image": "theirs"}]},
+    "a mount at our path": {"mounts": [{"name": "v", "mountPath": "/opt/kvshare/"}]},
+    "a mount below our path": {"mounts": [{"name": "v", "mountPath": "/opt/kvshare/x"}]},
+    "a parent with subPath": {"mounts": [{"name": "v", "mountPath": "/opt", "subPath": "a"}]},
+    "a read-only parent": {"mounts": [{"name": "v", "mountPath": "/opt", "readOnly": True}]},
+    "a mount at the report path": {"mounts": [{"name": "v", "mountPath": "/var/run/kvshare"}]},
+    "the same behind a link": {"mounts": [{"name": "v", "mountPath": "/run/kvshare"}]},
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+def test_taken_name_or_path_is_refused(taken: Json) -> None:
+    """Nothing is merged, nothing is replaced."""
+    pod = pod_p0(volumeMounts=taken.get("mounts"))
+    for field in ("volumes", "initContainers"):
+        if field in taken:
+            pod["spec"][field] = taken[field]
+    assert refused(pod).code == "VolumeConflict"
+
+
+def test_writable_parent_mount_is_no_conflict() -> None:
+    """A mount point can be made in it."""
+    assert injected(pod_p0(volumeMounts=[{"name": "v", "mountPath": "/opt"}]))
+
+
+def test_pull_secrets_are_joined_without_repeats() -> None:
+    """Those of the pool and of the installation, behind the pod's own."""
+    pod = pod_p0()
+    pod["spec"]["imagePullSecrets"] = [{"name": "a"}, {"name": "b"}]
+    settings = dataclasses.replace(SETTINGS, image_pull_secrets=("a", "d"))
+    for source in ("InitContainer", "ImageVolume"):
+        pool = pool_p1(connector={"source": source, "imagePullSecrets": [{"name": "a"}, {"name": "c"}]})
+        after = injected(pod, pool, settings).pod["spec"]["imagePullSecrets"]
+        assert [one["name"] for one in after] == ["a", "b", "c", "d"]
+    assert "imagePullSecrets" not in injected(pod_p0(), pool_p1(connector={"source": "Image"}), settings).pod["spec"]
+
+
+def test_image_volume_is_mounted_on_clusters_that_have_it() -> None:
+    """No init container; the packages' folder of the image."""
+    spec = injected(pod_p0(), pool_p1(connector={"source": "ImageVolume"})).pod["spec"]
+    assert "initContainers" not in spec
+    assert spec["volumes"][0] == {"name": "kvshare-payload", "image": {"reference": PAYLOAD}}
+    assert spec["containers"][0]["volumeMounts"][0] == {**PAYLOAD_MOUNT, "subPath": "kvshare/python"}
+
+
+@pytest.mark.parametrize("version", [(1, 30), (1, 34), None])
+def test_image_volume_is_refused_on_older_or_unknown_clusters(version: tuple[int, int] | None) -> None:
+    """The API server would reject the pod, or drop the field."""
+    settings = dataclasses.replace(SETTINGS, server_version=version)
+    assert refused(pod_p0(), pool_p1(connector={"source": "ImageVolume"}), settings).code == "ImageVolumeUnsupported"
+
+
+def test_rdma_adds_devices_and_ipc_lock_only_when_asked() -> None:
+    """Both are outside what a plain pod needs."""
+    external = {"masterAddress": "m.x.svc:50051"}
+    rdma: dict[str, Any] = {"type": "External", "protocol": "RDMA", "external": external}
+    plain = engine_of(injected(pod_p0(), pool_p1(store=rdma)))
+    assert "securityContext" not in plain
+    asked = engine_of(injected(pod_p0(), pool_p1(store={**rdma, "rdma": {"resourceName": "rdma/hca"}})))
+    assert asked["resources"]["limits"]["rdma/hca"] == asked["resources"]["requests"]["rdma/hca"] == "1"
+    assert asked["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    assert "--kv-transfer-config.kv_connector_extra_config.protocol=rdma" in asked["args"]
+
+
+def test_longest_pool_name_is_a_valid_label() -> None:
+    """63 characters, as the schema allows."""
+    pool = pool_p1()
+    pool["metadata"]["name"] = "p" * 63
+    pod = pod_p0()
+    pod["metadata"]["annotations"]["kvshare.dev/pool"] = "p" * 63
+    after = injected(pod, pool).pod
+    assert after["metadata"]["labels"]["kvshare.dev/member"] == "p" * 63
