@@ -46,13 +46,15 @@ check: ## Lint, format, types and import contracts
 	$(VENV)/mypy connector operator tests
 	$(VENV)/lint-imports
 
-generate: ## Write the generated files (CRD)
+generate: ## Write the generated files (CRD, reference pages)
 	@$(PREPARE) fast
 	$(VENV)/python -m kvshare_operator.api.crd
+	$(VENV)/python docs/generate.py
 
 verify: ## Fail when a generated file is not what its source says
 	@$(PREPARE) fast
 	$(VENV)/python -m kvshare_operator.api.crd --check
+	$(VENV)/python docs/generate.py --check
 
 clean: ## Delete what the checkout's own verbs made here; ~/.cache/kvshare stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
