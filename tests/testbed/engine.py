@@ -27,14 +27,17 @@ class Engine:
 def cpu_environment(tp: int) -> dict[str, str]:
     """Variables with which `tp` ranks of vLLM share the machine's cores.
 
-    Each rank gets one core when there are enough; otherwise none is bound to a core.
+    Each rank gets one core when there are enough; otherwise none is bound to a core. torch compiles nothing:
+    with several ranks it would need a C++ compiler, which an engine's image does not have.
     """
     cores = sorted(os.sched_getaffinity(0))
     if tp == 1:
-        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
-    if tp <= len(cores):
-        return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:tp]))}
-    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        binding = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+    elif tp <= len(cores):
+        binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:tp]))}
+    else:
+        binding = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    return {"TORCH_COMPILE_DISABLE": "1", **binding}
 
 
 def server_arguments(

@@ -157,6 +157,13 @@ class Kubectl:
 
         def ready() -> bool:
             found = self.get(kind, name)
+            labels = found["spec"]["selector"]["matchLabels"]
+            for pod in self.list("pods", ",".join(f"{key}={value}" for key, value in labels.items())):
+                problem = _hopeless(pod)
+                if problem:
+                    raise NotTrueInTimeError(
+                        f"{kind} {self.namespace}/{name} will not become ready: {problem}\n{self.what_happens()}"
+                    )
             status = found.get("status", {})
             wanted = found["spec"].get("replicas", 1)
             current = status.get("observedGeneration", 0) >= found["metadata"]["generation"]
@@ -208,3 +215,14 @@ class Kubectl:
         if len(found) != 1:
             raise NotTrueInTimeError(f"expected one pod with {selector} in {self.namespace}, found {len(found)}")
         return found[0]
+
+
+def _hopeless(pod: Object) -> str:
+    """Why a pod will not start without a change; empty when it may still."""
+    status = pod.get("status", {})
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting", {}).get("reason", "")
+        again = waiting == "CrashLoopBackOff" and container.get("restartCount", 0) >= 3
+        if again or waiting in {"ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError"}:
+            return f"{pod['metadata']['name']}/{container['name']} is in {waiting}"
+    return ""

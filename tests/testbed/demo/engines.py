@@ -64,7 +64,7 @@ def deployment(engine: DemoEngine, place: Place, settings: Settings) -> dict[str
     )
     pod = made["spec"]["template"]["spec"]
     if settings.gpu_resource:
-        pod["containers"][0]["resources"] = {"limits": {settings.gpu_resource: engine.tp}}
+        pod["containers"][0]["resources"]["limits"] = {settings.gpu_resource: engine.tp}
     place.complete_pod(pod)
     return made
 
