@@ -74,13 +74,15 @@ def api_server(state: Path) -> Iterator[Cluster]:
     place = State(state)
     place.remove()
     place.open(register=False)
+    programs = Programs(place, outlive_us=False)
     try:
         etcd, peers, api = free_ports(3)
         ports = Ports("127.0.0.1", etcd=etcd, etcd_peers=peers, api=api)
-        programs = Programs(place, outlive_us=False)
         yield Cluster(place.folder, start_api_server(programs, ports, advertise=NODE_ADDRESS))
     finally:
         place.remove()
+        for process in programs.running:
+            process.popen.wait()  # they have ended; an unread end is a warning, and warnings are errors
 
 
 @contextmanager

@@ -14,8 +14,8 @@ def fast() -> list[Step]:
 
 
 def apiserver() -> list[Step]:
-    """For contract tests on a kube-apiserver."""
-    return [*fast(), go_programs.go(), *_builds(go_programs.API_SERVER_BUILDS)]
+    """For contract tests on a kube-apiserver and of the chart."""
+    return [*fast(), go_programs.go(), *_builds((*go_programs.API_SERVER_BUILDS, *go_programs.HELM_BUILDS))]
 
 
 def engine() -> list[Step]:
