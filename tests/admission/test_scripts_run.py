@@ -96,8 +96,8 @@ def test_refused_scripts_would_indeed_not_have_passed_the_flags(script: str, pro
     """The refusal is not mere caution: run with the variable set, vllm gets no usable flag."""
     assert not isinstance(run(script_pod(script)), Injected)
     flags = "--kv-transfer-config.kv_connector=A --block-size=16"
-    container = {"command": ["bash", "-c", script], "args": ["x", *flags.split()], "env": []}
-    container["env"] = [{"name": "KVSHARE_VLLM_ARGS", "value": flags}]
+    env = [{"name": "KVSHARE_VLLM_ARGS", "value": flags}]
+    container: Json = {"command": ["bash", "-c", script], "args": ["x", *flags.split()], "env": env}
     (arguments,) = what_vllm_gets(container, programs)
     assert "--kv-transfer-config.kv_connector=A" not in arguments
 

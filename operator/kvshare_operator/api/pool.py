@@ -234,7 +234,7 @@ class Store(_Model):
 class SecretName(_Model):
     """A reference to a Secret in the pod's namespace."""
 
-    name: str = Field(min_length=1, max_length=253)
+    name: str = Field(min_length=1, max_length=253, description="Name of the Secret.")
 
 
 class Connector(_Model):

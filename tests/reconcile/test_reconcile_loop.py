@@ -1,0 +1,212 @@
+"""The loop over an API server in memory: late CRD, dead watches, steady state, errors, and what it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from kvshare_operator.api import names
+from kvshare_operator.core.pool.status import Reach
+from kvshare_operator.edges import gather
+from kvshare_operator.edges.cluster_api import ApiError
+from kvshare_operator.edges.gather import ClusterState, Gatherer
+from kvshare_operator.edges.memory_api import MemoryClusterApi
+from kvshare_operator.edges.reconcile_loop import ReconcileLoop
+from pods import SETTINGS, Json, injected, pod_p0, pool_p1
+
+POOL = "/apis/kvshare.dev/v1alpha1/namespaces/ns-a/kvsharepools/p1"
+POOLS = "/apis/kvshare.dev/v1alpha1/kvsharepools"
+EVENTS = "/api/v1/namespaces/ns-a/events"
+
+
+@pytest.fixture(autouse=True)
+def store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is made in these tests."""
+
+    async def connect(_: str) -> Reach:
+        return Reach(True)
+
+    monkeypatch.setattr(gather, "connect", connect)
+
+
+def loop_over(api: MemoryClusterApi, full_pass: float = 0.0, sweep: float = 0.0) -> ReconcileLoop:
+    """A loop whose passes are always due, without certificates."""
+    state = ClusterState()
+    return ReconcileLoop(Gatherer(api, state, SETTINGS.connector_image), None, full_pass, sweep)
+
+
+def turns(loop: ReconcileLoop, count: int = 1) -> None:
+    """Let the loop take turns."""
+
+    async def run() -> None:
+        for _ in range(count):
+            await loop.turn()
+
+    asyncio.run(run())
+
+
+def status_writes(api: MemoryClusterApi) -> int:
+    """How often the pool's status was written."""
+    return api.calls.count(("PATCH", f"{POOL}/status"))
+
+
+def member_pod(name: str = "p0", **changes: Any) -> Json:
+    """An injected pod as the API server keeps it."""
+    pod = copy.deepcopy(injected(pod_p0()).pod)
+    pod["metadata"].update({"name": name, "uid": f"uid-{name}", **changes})
+    return pod
+
+
+def test_pool_gets_its_status_and_ten_more_looks_write_nothing() -> None:
+    """B61, F1: steady means silent."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api)
+    turns(loop)
+    assert api.objects[POOL]["status"]["storeTPSize"] == 4
+    assert api.objects[POOL]["status"]["observedGeneration"] == 1
+    turns(loop, 10)
+    assert status_writes(api) == 1
+
+
+def test_change_is_seen_though_the_watch_is_dead() -> None:
+    """B57: the full pass lists again."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api)
+    turns(loop)
+    api.objects[POOL]["spec"]["prefill"] = {"tensorParallelSizes": [8]}
+    api.objects[POOL]["spec"]["storeTPSize"] = 8
+    api.objects[POOL]["metadata"]["generation"] = 2
+    turns(loop)
+    assert api.objects[POOL]["status"]["storeTPSize"] == 8
+    assert api.objects[POOL]["status"]["observedGeneration"] == 2
+
+
+def test_cluster_without_the_resource_is_waited_for() -> None:
+    """The CRD may be installed after the operator."""
+    api = MemoryClusterApi()
+    api.faults[POOLS] = ApiError(404, "no such resource")
+    loop = loop_over(api)
+    turns(loop)
+    assert api.writes == []
+    del api.faults[POOLS]
+    api.objects[POOL] = pool_p1()
+    turns(loop)
+    assert status_writes(api) == 1
+
+
+def test_members_arrive_by_watch_and_leave() -> None:
+    """Events only mark; the next turn writes."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api)
+    loop.state.member_event("ADDED", member_pod())
+    turns(loop)
+    assert api.objects[POOL]["status"]["members"]["unreported"] == 1
+    loop.state.member_event("DELETED", member_pod())
+    turns(loop)
+    assert api.objects[POOL]["status"]["members"]["total"] == 0
+
+
+def test_event_that_changes_nothing_marks_nothing() -> None:
+    """Kubelets touch pods all the time."""
+    loop = loop_over(MemoryClusterApi())
+    loop.state.member_event("ADDED", member_pod())
+    loop.state.dirty.clear()
+    loop.state.member_event("MODIFIED", member_pod(resourceVersion="99"))
+    assert loop.state.dirty == set()
+
+
+def test_pod_that_was_missed_is_found_by_the_sweep_and_forgotten_when_it_goes() -> None:
+    """B53, F10."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    bare = pod_p0()
+    bare["metadata"]["uid"] = "uid-bare"
+    api.objects["/api/v1/namespaces/ns-a/pods/p0"] = bare
+    loop = loop_over(api)
+    turns(loop)
+    (problem,) = api.objects[POOL]["status"]["problems"]
+    assert (problem["owner"], problem["reason"]) == ("pod/p0", "NotInjected")
+    del api.objects["/api/v1/namespaces/ns-a/pods/p0"]
+    turns(loop)
+    assert api.objects[POOL]["status"]["problems"] == []
+
+
+def test_refused_write_of_one_pool_does_not_stop_others() -> None:
+    """One broken object is one object's trouble."""
+    other = pool_p1()
+    other["metadata"] = {**other["metadata"], "name": "p2"}
+    second = POOL.replace("p1", "p2")
+    api = MemoryClusterApi({POOL: pool_p1(), second: other})
+    api.faults[f"{POOL}/status"] = ApiError(422, "invalid")
+    loop = loop_over(api)
+    turns(loop)
+    assert "status" in api.objects[second]
+    assert "status" not in api.objects[POOL]
+
+
+def test_failing_write_is_tried_again() -> None:
+    """Conflicts and server errors pass."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    api.faults[f"{POOL}/status"] = ApiError(500, "etcd")
+    loop = loop_over(api)
+    turns(loop)
+    api.faults.clear()
+    turns(loop)
+    assert status_writes(api) == 2
+    assert api.objects[POOL]["status"]["storeTPSize"] == 4
+
+
+def test_invalid_object_is_said_and_the_loop_goes_on() -> None:
+    """B60."""
+    api = MemoryClusterApi({POOL: pool_p1(prefill={"tensorParallelSizes": "4,2"})})
+    loop = loop_over(api)
+    turns(loop, 3)
+    conditions = {one["type"]: one for one in api.objects[POOL]["status"]["conditions"]}
+    assert conditions[names.ACCEPTED]["reason"] == "SpecInvalid"
+    assert status_writes(api) == 1
+
+
+def test_events_are_posted_for_changes_and_never_repeated() -> None:
+    """One event when the store goes away, one when it is back."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api)
+    turns(loop)
+    before = api.calls.count(("POST", EVENTS))
+    turns(loop, 5)
+    assert api.calls.count(("POST", EVENTS)) == before
+
+
+def test_only_status_and_events_are_written() -> None:
+    """No finalizers, no annotations, no pods."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api)
+    loop.state.member_event("ADDED", member_pod())
+    turns(loop, 3)
+    assert {path for _, path in api.writes} <= {f"{POOL}/status", EVENTS}
+    assert "finalizers" not in api.objects[POOL]["metadata"]
+
+
+def test_kopf_is_used_for_startup_events_and_indexes_only() -> None:
+    """Its other decorators write finalizers and annotations, and two processes would fight over them."""
+    package = pathlib.Path(gather.__file__).parents[1]
+    used = set()
+    for path in package.rglob("*.py"):
+        used |= set(re.findall(r"kopf\.((?:on\.)?[a-z]\w*)", path.read_text()))
+    handlers = {name for name in used if name.startswith("on.") or name in ("timer", "daemon", "index")}
+    assert handlers == {"on.startup", "on.event", "index"}
+
+
+def test_ten_thousand_members_are_small() -> None:
+    """A member keeps what the status needs, not the pod."""
+    state = ClusterState()
+    pod = member_pod()
+    for number in range(2000):
+        pod["metadata"]["uid"] = f"uid-{number}"
+        state.member_event("ADDED", pod)
+    members = state.members_of(("ns-a", "p1"))
+    assert len(members) == 2000
+    assert all(len(repr(one)) < 1500 for one in members[:10])
