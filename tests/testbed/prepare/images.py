@@ -5,6 +5,7 @@ containerd imports. Names carry the key of everything that goes into the image, 
 image and nothing old can run by mistake.
 """
 
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -39,8 +40,8 @@ class Image:
 
     @property
     def key(self) -> str:
-        """Changes with every input."""
-        return key_of(BASE, *(places.REPOSITORY / path for path in (self.dockerfile, *self.inputs)))
+        """Changes with every input; looked at once, so that a file saved during a build mixes nothing up."""
+        return _key(self)
 
     @property
     def repository(self) -> str:
@@ -58,13 +59,20 @@ class Image:
         return places.IMAGES / f"{self.name}-{self.key}.tar"
 
 
-_PACKAGING = ("pyproject.toml", "README.md", "LICENSE")
+@functools.cache
+def _key(image: Image) -> str:
+    return key_of(BASE, *(places.REPOSITORY / path for path in (image.dockerfile, *image.inputs)))
+
 
 OPERATOR = Image(
-    "operator", "operator/Dockerfile", (*_PACKAGING, "operator/kvshare_operator", "connector/kvshare_layout")
+    "operator",
+    "operator/Dockerfile",
+    ("pyproject.toml", "operator/kvshare_operator", "connector/kvshare_layout"),
 )
 CONNECTOR = Image(
-    "connector", "connector/Dockerfile", (*_PACKAGING, "connector/kvshare_connector", "connector/kvshare_layout")
+    "connector",
+    "connector/Dockerfile",
+    ("connector/kvshare_connector", "connector/kvshare_layout"),
 )
 ENGINE = Image(
     "engine",
