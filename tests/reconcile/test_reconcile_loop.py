@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from kvshare_operator.api import names
+from kvshare_operator.core.injection.record import of_refusal
 from kvshare_operator.core.pool.status import Reach
 from kvshare_operator.edges import gather
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.memory_api import MemoryClusterApi
 from kvshare_operator.edges.reconcile_loop import ReconcileLoop
-from pods import SETTINGS, Json, injected, pod_p0, pool_p1
+from pods import SETTINGS, Json, injected, pod_p0, pool_p1, refused
 
 POOL = "/apis/kvshare.dev/v1alpha1/namespaces/ns-a/kvsharepools/p1"
 POOLS = "/apis/kvshare.dev/v1alpha1/kvsharepools"
@@ -178,6 +179,20 @@ def test_events_are_posted_for_changes_and_never_repeated() -> None:
     before = api.calls.count(("POST", EVENTS))
     turns(loop, 5)
     assert api.calls.count(("POST", EVENTS)) == before
+
+
+def test_refused_pod_gets_one_event_with_its_reason() -> None:
+    """Skip leaves a record, a warning and an event."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    pod = pod_p0()
+    record = of_refusal("p1", refused(pod_p0(args=["-tp", "8"])))
+    pod["metadata"]["uid"] = "uid-refused"
+    pod["metadata"]["annotations"][names.INJECTED] = record.to_json()
+    api.objects["/api/v1/namespaces/ns-a/pods/p0"] = pod
+    turns(loop_over(api), 3)
+    events = [one for path, one in api.objects.items() if path.startswith(EVENTS)]
+    about_pods = [one for one in events if one["involvedObject"]["kind"] == "Pod"]
+    assert [(one["reason"], one["involvedObject"]["name"]) for one in about_pods] == [("TPNotInPool", "p0")]
 
 
 def test_only_status_and_events_are_written() -> None:

@@ -1,4 +1,4 @@
-"""All writes of the controller to pools: the status by server-side apply, and events about it.
+"""All writes of the controller to pools: the status by server-side apply; and events about pools and pods.
 
 Why this exists: a steady state must write nothing, so what is there is compared first. No finalizers, no
 annotations, no pods.
@@ -14,6 +14,7 @@ from typing import Any, Final
 from kvshare_operator.api import names
 from kvshare_operator.api.pool import Status, read_status
 from kvshare_operator.core.pool.conditions import timestamp
+from kvshare_operator.core.pool.members import Member
 from kvshare_operator.edges import metrics
 from kvshare_operator.edges.cluster_api import APPLY, ApiError, ClusterApi
 from kvshare_operator.edges.pool_index import pools_path
@@ -52,6 +53,9 @@ def as_json(status: Status) -> Json:
 
 async def _tell(api: ClusterApi, pool: Json, before: Status, after: Status) -> None:
     """Post an event for each condition whose status or reason changed. Losing one is no error."""
+    metadata = pool["metadata"]
+    about = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": metadata.get("uid", "")}
+    about |= {"namespace": metadata["namespace"], "name": metadata["name"]}
     known = {c.type: (c.status, c.reason) for c in before.conditions or []}
     for condition in after.conditions or []:
         if known.get(condition.type) == (condition.status, condition.reason):
@@ -62,32 +66,42 @@ async def _tell(api: ClusterApi, pool: Json, before: Status, after: Status) -> N
             continue
         try:
             kind = "Warning" if condition.status == "False" else "Normal"
-            await _post_event(api, pool, kind, condition.reason, f"{condition.type}: {condition.message}")
+            moment = f"{condition.type}{condition.reason}{datetime.datetime.now(datetime.UTC).isoformat()}"
+            unique = hashlib.sha256(moment.encode()).hexdigest()[:12]
+            message = f"{condition.type}: {condition.message}"
+            await _post_event(api, about, kind, condition.reason, message, unique)
         except ApiError as error:
             log.info("an event was lost: %s", error)
 
 
-async def _post_event(api: ClusterApi, pool: Json, kind: str, reason: str, message: str) -> None:
-    metadata = pool["metadata"]
-    now = datetime.datetime.now(datetime.UTC)
-    unique = hashlib.sha256(f"{reason}{message}{now.isoformat()}".encode()).hexdigest()[:12]
+async def tell_pod(api: ClusterApi, member: Member) -> None:
+    """Post one event on a pod that was left as it was. Its name says what it tells, so it is never repeated."""
+    record = member.record
+    if record is None or not record.reason:
+        return
+    unique = hashlib.sha256(f"{member.uid}{record.reason}".encode()).hexdigest()[:12]
+    pod = {"apiVersion": "v1", "kind": "Pod", "namespace": member.namespace, "name": member.name, "uid": member.uid}
+    try:
+        await _post_event(api, pod, "Warning", record.reason, f"not injected: {record.message}", unique)
+    except ApiError as error:
+        if error.status != 409:
+            log.info("an event was lost: %s", error)
+
+
+async def _post_event(api: ClusterApi, about: Json, kind: str, reason: str, message: str, unique: str) -> None:
+    """Post an event about the object ``about`` names (apiVersion, kind, namespace, name, uid)."""
+    now = timestamp(datetime.datetime.now(datetime.UTC))
     body = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{unique}"},
-        "involvedObject": {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata.get("uid", ""),
-        },
+        "metadata": {"namespace": about["namespace"], "name": f"{about['name'][:200]}.{unique}"},
+        "involvedObject": about,
         "reason": reason,
         "message": message[:_EVENT_MESSAGE],
         "type": kind,
         "source": {"component": names.CONTROLLER_MANAGER},
-        "firstTimestamp": timestamp(now),
-        "lastTimestamp": timestamp(now),
+        "firstTimestamp": now,
+        "lastTimestamp": now,
         "count": 1,
     }
-    await api.call("POST", f"/api/v1/namespaces/{metadata['namespace']}/events", body=body)
+    await api.call("POST", f"/api/v1/namespaces/{about['namespace']}/events", body=body)

@@ -84,8 +84,9 @@ class ClusterState:
             self._key_of[uid] = key
             self.mark(key)
 
-    def replace_left_out(self, found: list[Member]) -> None:
-        """Take in the result of a sweep: pods that opted in and carry no label of ours."""
+    def replace_left_out(self, found: list[Member]) -> list[Member]:
+        """Take in the result of a sweep: pods that opted in and carry no label of ours. Return the new ones."""
+        known = {uid for members in self._left_out.values() for uid in members}
         fresh: dict[Key, dict[str, Member]] = {}
         for member in found:
             fresh.setdefault((member.namespace, member.pool), {})[member.uid] = member
@@ -93,6 +94,7 @@ class ClusterState:
             if self._left_out.get(key) != fresh.get(key):
                 self.mark(key)
         self._left_out = fresh
+        return [member for member in found if member.uid not in known]
 
     def members_of(self, key: Key) -> tuple[Member, ...]:
         """Return all pods of a pool, with and without record."""
@@ -132,15 +134,15 @@ class Gatherer:
             async for pod in self._pages(_pods_path(namespace), {"labelSelector": names.MEMBER}):
                 self.state.member_event(None, pod)
 
-    async def sweep(self) -> None:
-        """Look for pods that opted in and were not injected; only their metadata is read."""
+    async def sweep(self) -> list[Member]:
+        """Look for pods that opted in and were not injected, by metadata only; return those seen first now."""
         found = []
         query = {"labelSelector": f"!{names.MEMBER}", "fieldSelector": _RUNNING}
         for namespace in self.namespaces:
             async for pod in self._pages(_pods_path(namespace), query, METADATA_ONLY):
                 if (member := read_member(pod)) is not None:
                     found.append(member)
-        self.state.replace_left_out(found)
+        return self.state.replace_left_out(found)
 
     async def gather(self, key: Key, master_address: str | None) -> Gathered | None:
         """Return everything about one pool; None when it is gone."""

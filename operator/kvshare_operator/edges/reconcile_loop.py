@@ -17,7 +17,7 @@ from kvshare_operator.api.pool import SpecError
 from kvshare_operator.core.pool.status import next_status
 from kvshare_operator.core.pool.view import view
 from kvshare_operator.edges import metrics
-from kvshare_operator.edges.apply import apply_status
+from kvshare_operator.edges.apply import apply_status, tell_pod
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import Gatherer, Key
 from kvshare_operator.edges.secrets import CertificateKeeper
@@ -43,7 +43,7 @@ class ReconcileLoop:
         self.beat = time.monotonic()
         self._every: list[_Repeated] = [
             _Repeated("full pass", full_pass_seconds, gatherer.list_pools),
-            _Repeated("sweep", sweep_seconds, gatherer.sweep),
+            _Repeated("sweep", sweep_seconds, self._sweep),
         ]
         if keeper is not None:
             self._every.insert(0, _Repeated("certificates", _CERTIFICATE_SECONDS, keeper.keep))
@@ -81,6 +81,10 @@ class ReconcileLoop:
                 log.warning("members could not be listed, trying again: %s", error)
                 self.beat = time.monotonic()
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _sweep(self) -> None:
+        for member in await self.gatherer.sweep():
+            await tell_pod(self.gatherer.api, member)
 
     async def _reconcile(self, key: Key) -> None:
         try:
