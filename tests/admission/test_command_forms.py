@@ -216,6 +216,14 @@ def test_tp_that_cannot_be_read_is_unknown_until_it_is_declared(fields: dict[str
         assert injected(annotated(pod_p0(**fields), tensor_parallel_size="2")).record.local_tp == 2
 
 
+def test_options_that_a_config_file_may_hold_are_not_taken_for_defaults() -> None:
+    """PP and KV dtype are compared only where they can be seen; a warning says so."""
+    pool = pool_p1(pipelineParallelSizes=[2], cache={"dtype": "fp8"})
+    outcome = injected(pod_p0(args=["--config", "/cfg/vllm.yaml", "-tp", "2"]), pool)
+    assert any("--config" in warning for warning in outcome.warnings)
+    assert refused(pod_p0(args=["--config", "/c.yaml", "-tp", "2", "-pp", "4"]), pool).code == "PPMismatch"
+
+
 def test_script_with_a_computed_tp_needs_the_annotation() -> None:
     """A program's output cannot be seen."""
     pod = script_pod(f"vllm serve org/m -tp $(nvidia-smi -L | wc -l) {OURS}")

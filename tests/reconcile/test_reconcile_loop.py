@@ -22,6 +22,7 @@ from pods import SETTINGS, Json, injected, pod_p0, pool_p1, refused
 
 POOL = "/apis/kvshare.dev/v1alpha1/namespaces/ns-a/kvsharepools/p1"
 POOLS = "/apis/kvshare.dev/v1alpha1/kvsharepools"
+POD = "/api/v1/namespaces/ns-a/pods/p0"
 EVENTS = "/api/v1/namespaces/ns-a/events"
 
 
@@ -102,12 +103,24 @@ def test_cluster_without_the_resource_is_waited_for() -> None:
 
 def test_members_arrive_by_watch_and_leave() -> None:
     """Events only mark; the next turn writes."""
-    api = MemoryClusterApi({POOL: pool_p1()})
+    api = MemoryClusterApi({POOL: pool_p1(), POD: member_pod()})
     loop = loop_over(api)
     loop.state.member_event("ADDED", member_pod())
     turns(loop)
     assert api.objects[POOL]["status"]["members"]["unreported"] == 1
     loop.state.member_event("DELETED", member_pod())
+    turns(loop)
+    assert api.objects[POOL]["status"]["members"]["total"] == 0
+
+
+def test_member_whose_end_was_missed_is_forgotten_by_the_sweep() -> None:
+    """A watch that was down for a moment."""
+    api = MemoryClusterApi({POOL: pool_p1(), POD: member_pod()})
+    loop = loop_over(api)
+    loop.state.member_event(None, member_pod())
+    turns(loop)
+    assert api.objects[POOL]["status"]["members"]["total"] == 1
+    del api.objects[POD]
     turns(loop)
     assert api.objects[POOL]["status"]["members"]["total"] == 0
 
@@ -126,12 +139,12 @@ def test_pod_that_was_missed_is_found_by_the_sweep_and_forgotten_when_it_goes() 
     api = MemoryClusterApi({POOL: pool_p1()})
     bare = pod_p0()
     bare["metadata"]["uid"] = "uid-bare"
-    api.objects["/api/v1/namespaces/ns-a/pods/p0"] = bare
+    api.objects[POD] = bare
     loop = loop_over(api)
     turns(loop)
     (problem,) = api.objects[POOL]["status"]["problems"]
     assert (problem["owner"], problem["reason"]) == ("pod/p0", "NotInjected")
-    del api.objects["/api/v1/namespaces/ns-a/pods/p0"]
+    del api.objects[POD]
     turns(loop)
     assert api.objects[POOL]["status"]["problems"] == []
 
@@ -188,7 +201,7 @@ def test_refused_pod_gets_one_event_with_its_reason() -> None:
     record = of_refusal("p1", refused(pod_p0(args=["-tp", "8"])))
     pod["metadata"]["uid"] = "uid-refused"
     pod["metadata"]["annotations"][names.INJECTED] = record.to_json()
-    api.objects["/api/v1/namespaces/ns-a/pods/p0"] = pod
+    api.objects[POD] = pod
     turns(loop_over(api), 3)
     events = [one for path, one in api.objects.items() if path.startswith(EVENTS)]
     about_pods = [one for one in events if one["involvedObject"]["kind"] == "Pod"]
@@ -197,7 +210,7 @@ def test_refused_pod_gets_one_event_with_its_reason() -> None:
 
 def test_only_status_and_events_are_written() -> None:
     """No finalizers, no annotations, no pods."""
-    api = MemoryClusterApi({POOL: pool_p1()})
+    api = MemoryClusterApi({POOL: pool_p1(), POD: member_pod()})
     loop = loop_over(api)
     loop.state.member_event("ADDED", member_pod())
     turns(loop, 3)

@@ -84,6 +84,17 @@ class ClusterState:
             self._key_of[uid] = key
             self.mark(key)
 
+    def member_uids(self) -> set[str]:
+        """UIDs of all members that are known from events."""
+        return set(self._key_of)
+
+    def forget(self, uid: str) -> None:
+        """Drop a member that no longer exists."""
+        key = self._key_of.pop(uid, None)
+        if key is not None:
+            self._members[key].pop(uid, None)
+            self.mark(key)
+
     def replace_left_out(self, found: list[Member]) -> list[Member]:
         """Take in the result of a sweep: pods that opted in and carry no label of ours. Return the new ones."""
         known = {uid for members in self._left_out.values() for uid in members}
@@ -135,13 +146,23 @@ class Gatherer:
                 self.state.member_event(None, pod)
 
     async def sweep(self) -> list[Member]:
-        """Look for pods that opted in and were not injected, by metadata only; return those seen first now."""
-        found = []
-        query = {"labelSelector": f"!{names.MEMBER}", "fieldSelector": _RUNNING}
+        """Look at the metadata of all running pods.
+
+        Finds pods that opted in and were not injected, and forgets members that no longer exist: their end
+        may have been missed. Returns the pods without injection that were seen first now.
+        """
+        known = self.state.member_uids()
+        found: list[Member] = []
+        alive: set[str] = set()
         for namespace in self.namespaces:
-            async for pod in self._pages(_pods_path(namespace), query, METADATA_ONLY):
-                if (member := read_member(pod)) is not None:
+            async for pod in self._pages(_pods_path(namespace), {"fieldSelector": _RUNNING}, METADATA_ONLY):
+                metadata = pod.get("metadata") or {}
+                if names.MEMBER in (metadata.get("labels") or {}):
+                    alive.add(str(metadata.get("uid")))
+                elif (member := read_member(pod)) is not None:
                     found.append(member)
+        for uid in known - alive:
+            self.state.forget(uid)
         return self.state.replace_left_out(found)
 
     async def gather(self, key: Key, master_address: str | None) -> Gathered | None:

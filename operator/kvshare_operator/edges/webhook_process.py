@@ -25,6 +25,7 @@ from kvshare_operator.settings import Settings
 
 Json = dict[str, Any]
 _VERSION_SECONDS = 600.0
+_RETRY_SECONDS = 5.0
 
 
 def registry(settings: Settings) -> kopf.OperatorRegistry:
@@ -93,7 +94,8 @@ class InstallationFacts:
             authority = (self.directory / "ca.crt").read_text()
         except OSError:
             authority = ""
-        if time.monotonic() - self._asked_at >= _VERSION_SECONDS:
+        age = time.monotonic() - self._asked_at
+        if age >= (_VERSION_SECONDS if self._version else _RETRY_SECONDS):
             self._asked_at = time.monotonic()
             self._version = await self._server_version()
         return InjectionSettings(

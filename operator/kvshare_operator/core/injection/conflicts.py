@@ -14,7 +14,7 @@ from typing import Any
 from kvshare_layout import heads
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
-from kvshare_operator.core.commandline.flags import Arguments
+from kvshare_operator.core.commandline.flags import Arguments, Seen
 from kvshare_operator.core.commandline.reading import Reading
 from kvshare_operator.core.injection.optin import OptIn
 from kvshare_operator.core.pool.view import PoolView
@@ -155,7 +155,7 @@ def _pipeline(arguments: Arguments, pool: PoolView) -> None:
     seen = arguments.get("--pipeline-parallel-size")
     listed = pool.spec.pipeline_parallel_sizes
     size = seen.number() if seen.given else 1
-    if seen.unknown is None and size not in listed:
+    if seen.unknown is None and not _in_file(arguments, seen) and size not in listed:
         expected = ", ".join(map(str, sorted(listed)))
         raise ConflictError(
             refusal("PPMismatch", given=seen.text if seen.given else 1, pool=pool.name, expected=expected)
@@ -181,8 +181,14 @@ def _cache(name: str, arguments: Arguments, pool: PoolView) -> None:
         problem = f"={algorithm.text}, the pool's cache.hashAlgorithm is {cache.hash_algorithm}"
         raise ConflictError(refusal("FlagConflict", container=name, flag="--prefix-caching-hash-algo", problem=problem))
     dtype = arguments.get("--kv-cache-dtype")
-    if cache.dtype is not None and dtype.unknown is None and (dtype.text or "auto") != cache.dtype:
+    compared = dtype.unknown is None and not _in_file(arguments, dtype)
+    if cache.dtype is not None and compared and (dtype.text or "auto") != cache.dtype:
         raise ConflictError(refusal("DtypeMismatch", container=name, given=dtype.text or "auto", expected=cache.dtype))
+
+
+def _in_file(arguments: Arguments, seen: Seen) -> bool:
+    """Whether an option that is not on the command line may stand in a --config file."""
+    return not seen.present and arguments.get("--config").present
 
 
 def _seed(name: str, container: Mapping[str, Any]) -> list[str]:
