@@ -108,9 +108,10 @@ def cluster(state: Path, *, images: Sequence[Path] = (), keep: bool = False) -> 
                 "stop that cluster first, or use it with CLUSTER=existing"
             )
         place.open()
+        programs = Programs(place, outlive_us=True)
         kept = False
         try:
-            yield _start(place, images)
+            yield _start(programs, images)
             kept = keep
         except Exception:
             kept = keep
@@ -120,6 +121,7 @@ def cluster(state: Path, *, images: Sequence[Path] = (), keep: bool = False) -> 
                 place.keep()
             else:
                 place.remove()
+                programs.forget()
 
 
 def remove_kept() -> None:
@@ -130,15 +132,14 @@ def remove_kept() -> None:
             print(f"removed the cluster of {left.folder}", flush=True)
 
 
-def _start(place: State, images: Sequence[Path]) -> Cluster:
+def _start(programs: Programs, images: Sequence[Path]) -> Cluster:
     for address in (NODE_ADDRESS, DNS_ADDRESS):
-        place.add_address(address)
-    programs = Programs(place, outlive_us=True)
+        programs.state.add_address(address)
     ports = Ports(NODE_ADDRESS)
     start_containerd(programs, PAUSE.reference)
     kubeconfig = start_api_server(programs, ports, advertise=NODE_ADDRESS)
     start_controllers(programs, ports, kubeconfig)
-    running = Cluster(place.folder, kubeconfig)
+    running = Cluster(programs.state.folder, kubeconfig)
     for archive in (PAUSE.archive, *images):
         running.import_image(archive)
     start_node(programs, kubeconfig)

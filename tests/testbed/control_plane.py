@@ -55,6 +55,12 @@ class Programs:
         self.state.record(process)
         return process
 
+    def forget(self) -> None:
+        """Take note that the programs have been ended."""
+        for process in self.running:
+            process.kill()
+        self.running.clear()
+
     def check(self) -> None:
         """Raise `NotReadyError` for the first program that has ended."""
         for process in self.running:
