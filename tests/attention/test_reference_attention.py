@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from testbed.reference_attention import attend, write_cells
 
 BLOCKS, HEADS, BLOCK_TOKENS, HEAD_SIZE, GROUP = 6, 2, 16, 8, 3
