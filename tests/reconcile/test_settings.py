@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kvshare_operator import settings
-from kvshare_operator.edges.webhook_process import read_version
+from kvshare_operator.core.server_version import read_version
 
 
 def test_every_field_has_a_variable_and_defaults_work() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import pathlib
+import re
 from typing import Any
 
 from kvshare_layout import reports
-from kvshare_operator.api import names
+from kvshare_operator.api import names, reasons
 from kvshare_operator.api.pool import Condition, Status
 from kvshare_operator.api.reasons import REASONS
 from kvshare_operator.core.injection.record import Record, of_refusal
@@ -60,6 +62,16 @@ def test_pool_without_members_is_ready_when_its_store_answers() -> None:
     assert condition(found, names.READY).status == "True"
     assert condition(found, names.MEMBERS_CONSISTENT).reason == "NoMembers"
     assert (found.store_tp_size, found.cache_namespace, found.revision) == (4, PREFIX, VIEW.revision)
+
+
+def test_image_volumes_on_an_old_or_unknown_cluster_are_not_accepted() -> None:
+    """B48: the pool says so before any pod is refused."""
+    pool = pool_p1(connector={"source": "ImageVolume"})
+    for version, expected in (((1, 36), "True"), ((1, 30), "False"), (None, "False")):
+        gathered = Gathered(pool, (), REACHED, SETTINGS.connector_image, NOW, version)
+        accepted = condition(next_status(gathered), names.ACCEPTED)
+        assert accepted.status == expected
+        assert expected == "True" or accepted.reason == "ImageVolumeUnsupported"
 
 
 def test_store_that_does_not_answer_makes_the_pool_not_ready_and_is_named() -> None:
@@ -225,6 +237,14 @@ def test_status_stays_within_the_bounds_of_its_schema() -> None:
     assert Status.model_validate(as_json(found)) == found
     assert len(found.problems or []) == 20
     assert len(found.fingerprints or []) == 8
+
+
+def test_every_reason_that_code_names_is_a_row_of_the_table() -> None:
+    """The table is the only source."""
+    package = pathlib.Path(reasons.__file__).parents[1]
+    named = {code for path in package.rglob("*.py") for code in re.findall(r"refusal\(\s*\"(\w+)\"", path.read_text())}
+    assert len(named) > 25
+    assert named <= set(REASONS)
 
 
 def test_every_reason_of_a_condition_is_a_word_and_every_row_has_texts() -> None:

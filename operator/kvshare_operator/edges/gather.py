@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvshare_operator.api import names
 from kvshare_operator.core.pool.members import Member, read_member
 from kvshare_operator.core.pool.status import Gathered, Reach
+from kvshare_operator.core.server_version import Version, read_version
 from kvshare_operator.edges.cluster_api import METADATA_ONLY, ApiError, ClusterApi
 from kvshare_operator.edges.pool_index import pools_path, stored
 
@@ -121,9 +122,14 @@ class Gatherer:
         self.api, self.state, self.default_image = api, state, default_image
         self.namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._reach: dict[str, tuple[float, Reach]] = {}
+        self._version: Version | None = None
 
     async def list_pools(self) -> None:
-        """List all pools, as a watch may be dead without saying so. A missing CRD means no pools."""
+        """List all pools, as a watch may be dead without saying so. A missing CRD means no pools.
+
+        The cluster's version is read as well: an upgrade changes what can be used.
+        """
+        self._version = read_version(await self.api.call("GET", "/version"))
         found: dict[Key, Json] = {}
         for namespace in self.namespaces:
             try:
@@ -177,6 +183,7 @@ class Gatherer:
             reach=reach,
             default_image=self.default_image,
             now=datetime.datetime.now(datetime.UTC),
+            server_version=self._version,
         )
 
     async def _reachable(self, address: str) -> Reach:

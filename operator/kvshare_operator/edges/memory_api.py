@@ -28,7 +28,7 @@ class MemoryClusterApi:
         self.objects: dict[str, Json] = copy.deepcopy(dict(objects or {}))
         self.calls: list[tuple[str, str]] = []
         self.faults: dict[str, ApiError] = {}
-        self.answers: dict[str, Json] = {}
+        self.answers: dict[str, Json] = {"/version": {"major": "1", "minor": "36"}}
 
     @property
     def writes(self) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
-import re
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ import kopf
 from kvshare_operator.api import names
 from kvshare_operator.core import review
 from kvshare_operator.core.injection.settings import InjectionSettings
+from kvshare_operator.core.server_version import read_version
 from kvshare_operator.edges.admission_server import AdmissionServer
 from kvshare_operator.edges.cluster_api import ApiError, HttpClusterApi
 from kvshare_operator.edges.metrics import HealthSite
@@ -113,12 +113,3 @@ class InstallationFacts:
             return read_version(await self.api.call("GET", "/version"))
         except ApiError:
             return None
-
-
-def read_version(answer: Json) -> tuple[int, int] | None:
-    """Return (major, minor) of a `/version` answer such as `1`, `36+`; None when it cannot be read."""
-    parts = [re.match(r"\d+", str(answer.get(field, ""))) for field in ("major", "minor")]
-    if parts[0] is None or parts[1] is None:
-        match = re.match(r"v?(\d+)\.(\d+)", str(answer.get("gitVersion", "")))
-        return (int(match[1]), int(match[2])) if match else None
-    return int(parts[0][0]), int(parts[1][0])

@@ -19,11 +19,11 @@ from kvshare_operator.core.injection.conflicts import ConflictError
 from kvshare_operator.core.injection.optin import OptIn
 from kvshare_operator.core.injection.settings import InjectionSettings
 from kvshare_operator.core.pool.view import PoolView
+from kvshare_operator.core.server_version import image_volume_problem
 
 _PAYLOAD_RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
 _PAYLOAD_SIZE_LIMIT: Final = "64Mi"
 _TOKEN_SECONDS: Final = 3600
-_IMAGE_VOLUMES_SINCE: Final = (1, 35)
 
 Json = dict[str, Any]
 
@@ -43,10 +43,8 @@ def add_payload(pod: Json, container: Json, pool: PoolView, opt_in: OptIn, setti
 
 
 def _add_image_volume(pod: Json, container: Json, pool: PoolView, settings: InjectionSettings) -> None:
-    version = settings.server_version
-    if version is None or version < _IMAGE_VOLUMES_SINCE:
-        given = "an unknown version" if version is None else f"{version[0]}.{version[1]}"
-        raise ConflictError(refusal("ImageVolumeUnsupported", given=given))
+    if (problem := image_volume_problem(settings.server_version)) is not None:
+        raise ConflictError(problem)
     image: Json = {"reference": pool.connector_image}
     if settings.image_pull_policy:
         image["pullPolicy"] = settings.image_pull_policy

@@ -22,6 +22,7 @@ from kvshare_operator.core.pool.members import Member
 from kvshare_operator.core.pool.resolve import Resolution, resolve
 from kvshare_operator.core.pool.revision import revision
 from kvshare_operator.core.pool.view import connector_image
+from kvshare_operator.core.server_version import Version, image_volume_problem
 
 _MAX_FINGERPRINTS, _MAX_PROBLEMS, _MAX_FIELDS = 8, 20, 16
 
@@ -44,6 +45,7 @@ class Gathered:
         reach: the store's master, as seen from the operator.
         default_image: payload image where the spec names none.
         now: the time, with zone.
+        server_version: (major, minor) of the cluster, None when it cannot be read.
     """
 
     pool: Mapping[str, Any]
@@ -51,6 +53,7 @@ class Gathered:
     reach: Reach
     default_image: str
     now: datetime.datetime
+    server_version: Version | None = None
 
 
 def next_status(gathered: Gathered) -> Status:
@@ -68,7 +71,7 @@ def next_status(gathered: Gathered) -> Status:
     image = connector_image(spec, before, generation, gathered.default_image)
     code = revision(spec, resolution, image)
     census = _Census(namespace, resolution, code, gathered.members)
-    findings = _findings(spec, resolution, gathered.reach, census)
+    findings = _findings(spec, resolution, gathered, census)
     return Status(
         observed_generation=generation,
         store_tp_size=resolution.store_tp if resolution.store_tp is not None else before.store_tp_size,
@@ -98,8 +101,10 @@ def _reported_heads(members: Iterable[Member]) -> int | None:
     return min(votes, key=lambda value: (-votes[value], value)) if votes else None
 
 
-def _findings(spec: Spec, resolution: Resolution, reach: Reach, census: _Census) -> list[Finding]:
+def _findings(spec: Spec, resolution: Resolution, gathered: Gathered, census: _Census) -> list[Finding]:
     wrong = [mistake for mistake in resolution.mistakes if mistake.code != "StoreTPConflict"]
+    if spec.connector.source == "ImageVolume":
+        wrong.extend(filter(None, [image_volume_problem(gathered.server_version)]))
     conflict = next((m for m in resolution.mistakes if m.code == "StoreTPConflict"), None)
     if wrong:
         accepted = from_refusal(names.ACCEPTED, wrong[0])
@@ -112,7 +117,7 @@ def _findings(spec: Spec, resolution: Resolution, reach: Reach, census: _Census)
         resolved = from_refusal(names.STORE_TP_RESOLVED, conflict)
     else:
         resolved = _resolved(spec, resolution)
-    reachable = _reachable(resolution, reach)
+    reachable = _reachable(resolution, gathered.reach)
     consistent = census.consistent()
     first = next((f for f in (accepted, resolved, reachable) if f.status != "True"), None)
     if first is not None:
