@@ -63,6 +63,15 @@ def block_table(scheduler_output: Any, request_id: str) -> list[int] | None:
     return None if tables is None else list(tables[0])
 
 
+def cached_hashes(block_pool: Any) -> list[bytes]:
+    """Hashes of all blocks that the engine's own prefix cache can serve."""
+    return [
+        bytes(kv_cache_utils.get_block_hash(block.block_hash))
+        for block in block_pool.blocks
+        if block.block_hash is not None
+    ]
+
+
 def transfer_results(finished_recving: set[str]) -> KVConnectorTransferResults:
     """Completed loads in the engine's own container."""
     return KVConnectorTransferResults(finished_recving=finished_recving)

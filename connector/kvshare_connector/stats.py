@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 #: Counter name -> (labels, help). The metric is ``kvshare_<name>_total``.
 TABLE: dict[str, tuple[dict[str, str], str]] = {
     "lookups": ({}, "Lookups asked of the store."),
+    "lookups_skipped": ({}, "Lookups not asked and counted as a miss, because the store is away or hangs."),
     "lookup_keys": ({}, "Keys asked for by lookups."),
     "lookup_timeouts": ({}, "Lookups that took too long and counted as a miss."),
     "lookup_seconds": ({}, "Seconds that lookups spent in the store, in the background."),

@@ -71,6 +71,7 @@ class SchedulerSide:
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
         self._first_block: dict[str, int] = {}
+        self._outdated: set[str] = set()  # requests whose blocks are from before a reset
         self._lookups = Lookups(timeout=self._config.lookup_timeout_seconds, reuse=REUSE_SECONDS, forget=FORGET_SECONDS)
         self._loads = Loads()
         self._offered = Offered()
@@ -96,8 +97,19 @@ class SchedulerSide:
         """Facts of some ranks; decides once those of all have come."""
         self._facts.update({item.rank: item for item in facts})
         if self.decision is None and len(self._facts) >= self._ranks:
-            engine = engine_facts.engine_facts(self._vllm_config, self._kv_cache_config, self._problem)
-            self._decided(decide(self._parsed, engine, list(self._facts.values())))
+            try:
+                engine = engine_facts.engine_facts(self._vllm_config, self._kv_cache_config, self._problem)
+                decision = decide(self._parsed, engine, list(self._facts.values()))
+            except Exception as error:
+                self._give_up(error)
+            else:
+                self._decided(decision)
+
+    def _give_up(self, error: Exception) -> None:
+        """An error of ours must cost the cache, never the engine: from now on nothing is cached."""
+        logger.exception("the connector failed and caches nothing from now on")
+        message = f"{type(error).__name__}: {error}; this is a fault of the connector, please report it"
+        self._decided(Decision(Verdict("disabled", "InternalError", message[:1024]), self._config.cache_namespace))
 
     def _decided(self, decision: Decision) -> None:
         self.decision, self._decision_to_send = decision, True
@@ -140,10 +152,13 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """A request has arrived: remember it and start to look for its blocks."""
         self._requests[request.request_id] = request
-        if not self._canary_checked and self.decision is not None:
-            self._check_canary()
-        if self._may_load(request):
-            self._ask(request, self._local_blocks(request))
+        try:
+            if not self._canary_checked and self.decision is not None:
+                self._check_canary()
+            if self._may_load(request):
+                self._ask(request, self._local_blocks(request))
+        except Exception as error:
+            self._give_up(error)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be loaded beyond the ``local_tokens`` that the engine has; ``None`` asks to come again."""
@@ -151,7 +166,11 @@ class SchedulerSide:
             return 0, False
         start = local_tokens // self._block_tokens
         self._first_block[request.request_id] = start
-        found = self._ask(request, start)
+        try:
+            found = self._ask(request, start)
+        except Exception as error:
+            self._give_up(error)
+            return 0, False
         if found is None:
             return None, False
         blocks = usable_blocks(found, draft_drop=bool(self.decision and self.decision.draft_drop))
@@ -161,6 +180,7 @@ class SchedulerSide:
         return (
             self.decision is not None
             and self.decision.caches
+            and self._pool is not None
             and self._kv_role != "kv_producer"
             and self._cacheable(request)
             and not getattr(request, "skip_reading_prefix_cache", False)
@@ -179,6 +199,8 @@ class SchedulerSide:
         now = time.monotonic()
         for answer in self._probe.answers():
             self._lookups.answer(answer.request_id, answer.serial, answer.found, now)
+            # What has left the store, for example with a master that restarted, is worth saving again.
+            self._offered.discard(answer.absent)
             self.counters.add("lookups")
             self.counters.add("lookup_keys", answer.keys)
             self.counters.add("lookup_seconds", answer.seconds)
@@ -188,14 +210,16 @@ class SchedulerSide:
         result = self._lookups.ask(request.request_id, start, tuple(request.block_hashes[:usable]), now)
         self.counters.add("lookup_timeouts", self._lookups.timeouts - before)
         if isinstance(result, Question):
+            if not self._probe.answers_soon:
+                self._lookups.answer(result.request_id, result.serial, 0, now)
+                self.counters.add("lookups_skipped")
+                return 0
             self._probe.ask(result, self.decision.namespace, [id_ for id_, _ in self.decision.objects])
             return None
         return result
 
     def _local_blocks(self, request: Any) -> int:
         """Blocks at the start of the request that the engine's own cache holds now."""
-        if self._pool is None:
-            return 0
         for number, block_hash in enumerate(request.block_hashes):
             if self._pool.get_cached_block(block_hash, [0]) is None:
                 return number
@@ -211,7 +235,7 @@ class SchedulerSide:
         start = self._first_block.get(request_id, 0)
         end = start + external_tokens // self._block_tokens
         hashes = tuple(request.block_hashes[start:end])
-        self._loads.plan(request_id, start, hashes, tuple(block_ids[start:end]))
+        self._loads.plan(request_id, start, hashes, tuple(block_ids[start:end]), self._saves.epoch)
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> None:
         """A request has ended; ``block_ids`` are about to be freed."""
@@ -219,13 +243,15 @@ class SchedulerSide:
         computed = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
         # The last token was sampled and never computed.
         ready = min(request.num_tokens - 1, computed)
-        if self._saving(request):
-            job = self._job(request, ready, block_ids)
-            if job is not None:
-                self._tail.append(job)
+        # The engine counts the tokens of a load as computed as soon as it is planned.
+        if (unproven := self._loads.unproven_from(request_id)) is not None:
+            ready = min(ready, unproven * self._block_tokens)
+        if self._saving(request) and (job := self._job(request, ready, block_ids)) is not None:
+            self._tail.append(job)
         self._loads.void(request_id)
         self._lookups.forget(request_id)
         self._saves.forget(request_id)
+        self._outdated.discard(request_id)
         self._first_block.pop(request_id, None)
         self._requests.pop(request_id, None)
 
@@ -237,6 +263,7 @@ class SchedulerSide:
         cached = scheduler_output.scheduled_cached_reqs
         for request_id in (scheduler_output.preempted_req_ids or set()) | set(cached.resumed_req_ids):
             self._saves.rewind(request_id)
+            self._outdated.discard(request_id)
         computed = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
@@ -254,10 +281,25 @@ class SchedulerSide:
         return Step(decision, self._saves.epoch, self._loads.take(), tuple(saves))
 
     def _saving(self, request: Any) -> bool:
-        return self.decision is not None and self.decision.caches and self._cacheable(request)
+        return (
+            self.decision is not None
+            and self.decision.caches
+            and self._pool is not None
+            and self._cacheable(request)
+            and request.request_id not in self._outdated
+            # The end of a reset removes whatever is there by then.
+            and not self._resets.under_way
+        )
 
     def _job(self, request: Any, ready_tokens: int, table: Sequence[int]) -> SaveJob | None:
         """A save job for what became ready, pinned; None when there is nothing or no room for it."""
+        try:
+            return self._planned_job(request, ready_tokens, table)
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def _planned_job(self, request: Any, ready_tokens: int, table: Sequence[int]) -> SaveJob | None:
         hashes = request.block_hashes
         numbers = self._saves.next_blocks(
             request.request_id,
@@ -284,14 +326,20 @@ class SchedulerSide:
         """Results of the ranks."""
         if report is not None:
             self._take_report(report)
-        for plan, good in self._loads.finish(finished_recving, invalid_block_ids):
-            self._offered.add(plan.block_hashes[:good])
+        self._loads.invalid(invalid_block_ids)
+        for plan, good in self._loads.finish(finished_recving):
+            if plan.request_id not in self._outdated:
+                self._offered.add(plan.block_hashes[:good])
             if good < len(plan.block_ids):
                 self.counters.add("failed_loads")
                 missing = tuple(h for h in plan.block_hashes[good:] if h in self._unread)
-                self._lookups.load_failed(plan.request_id, missing, time.monotonic())
+                self._lookups.load_failed(missing, time.monotonic())
+                if plan.request_id in self._requests:
+                    self._lookups.bypass(plan.request_id)
                 self._offered.discard(missing)
                 self._unread.difference_update(missing)
+        if not self._loads.in_flight:
+            self._unread.clear()
 
     def _take_report(self, report: Report) -> None:
         if report.facts and self.decision is None:
@@ -312,13 +360,17 @@ class SchedulerSide:
     # Reset.
 
     def reset(self) -> bool:
-        """Empty this engine's namespace; never waits. False while blocks are still pinned."""
+        """Empty this engine's namespace; never waits. False while blocks are still pinned or being loaded."""
         self._saves.reset()
         self._lookups.forget_answers()
+        # Where the engine could not empty its own cache, what that still holds must not come back through saves.
+        self._outdated = {id_ for id_, request in self._requests.items() if request.num_computed_tokens > 0}
+        if self._pool is not None:
+            self._offered.add(compat.cached_hashes(self._pool))
         if self.decision is not None and self.decision.caches:
             self._resets.begin(self._saves.epoch)
             self._remove_all()
-        return self._pins.jobs == 0
+        return self._pins.jobs == 0 and self._loads.in_flight == 0
 
     def _remove_all(self) -> None:
         """Remove every key of the namespace in the background; lookups answer "no hit" until that has worked."""

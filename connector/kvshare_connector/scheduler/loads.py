@@ -5,7 +5,7 @@ plan from touching a new one. Unknown ids are never an error: an assertion here 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class LoadPlan:
         first_block: number of the first block in the prompt.
         block_hashes: hashes of the blocks, in prefix order.
         block_ids: where they go in the cache.
+        epoch: resets that had happened when it was planned; after another one nothing of it is proven.
     """
 
     request_id: str
@@ -25,6 +26,7 @@ class LoadPlan:
     first_block: int
     block_hashes: tuple[bytes, ...]
     block_ids: tuple[int, ...]
+    epoch: int = 0
 
 
 class Loads:
@@ -34,13 +36,14 @@ class Loads:
         self._generation = 0
         self._pending: dict[str, LoadPlan] = {}
         self._sent: dict[str, LoadPlan] = {}
+        self._bad: dict[str, int] = {}  # number of blocks before the first bad one, by request
 
     def plan(
-        self, request_id: str, first_block: int, hashes: tuple[bytes, ...], block_ids: tuple[int, ...]
+        self, request_id: str, first_block: int, hashes: tuple[bytes, ...], block_ids: tuple[int, ...], epoch: int = 0
     ) -> LoadPlan:
         """Plan a load; it replaces an earlier plan of the request that nobody has seen yet."""
         self._generation += 1
-        made = LoadPlan(request_id, self._generation, first_block, hashes, block_ids)
+        made = LoadPlan(request_id, self._generation, first_block, hashes, block_ids, epoch)
         self._pending[request_id] = made
         return made
 
@@ -54,7 +57,7 @@ class Loads:
         The engine waits for every rank to report a request whose load it has begun, so the plan must still go out.
         """
         if plan := self._pending.get(request_id):
-            self._pending[request_id] = LoadPlan(request_id, plan.generation, plan.first_block, (), ())
+            self._pending[request_id] = replace(plan, block_hashes=(), block_ids=())
 
     def take(self) -> tuple[LoadPlan, ...]:
         """The plans to send with this step."""
@@ -63,19 +66,32 @@ class Loads:
         self._pending = {}
         return taken
 
-    def finish(self, request_ids: Iterable[str], invalid_block_ids: frozenset[int]) -> list[tuple[LoadPlan, int]]:
+    def invalid(self, block_ids: frozenset[int]) -> None:
+        """Some rank could not load these blocks. A rank that is done early says so before the others have finished."""
+        if not block_ids:
+            return
+        for request_id, plan in self._sent.items():
+            good = next((i for i, block_id in enumerate(plan.block_ids) if block_id in block_ids), None)
+            if good is not None:
+                self._bad[request_id] = min(good, self._bad.get(request_id, good))
+
+    def finish(self, request_ids: Iterable[str]) -> list[tuple[LoadPlan, int]]:
         """All ranks have finished these requests.
 
         Returns:
-            each plan with the number of its blocks before the first invalid one.
+            each plan with the number of its blocks before the first one that any rank called invalid.
         """
         done: list[tuple[LoadPlan, int]] = []
         for request_id in request_ids:
             plan = self._sent.pop(request_id, None)
             if plan is not None:
-                good = next((i for i, b in enumerate(plan.block_ids) if b in invalid_block_ids), len(plan.block_ids))
-                done.append((plan, good))
+                done.append((plan, self._bad.pop(request_id, len(plan.block_ids))))
         return done
+
+    def unproven_from(self, request_id: str) -> int | None:
+        """First block of a load that has not been finished: from there on the cache holds anything."""
+        plan = self._pending.get(request_id) or self._sent.get(request_id)
+        return None if plan is None else plan.first_block
 
     @property
     def in_flight(self) -> int:

@@ -95,10 +95,13 @@ class Lookups:
         if state is not None and state.serial == serial and state.found is None:
             state.found, state.answered_at = found, now
 
-    def load_failed(self, request_id: str, hashes: tuple[bytes, ...], now: float) -> None:
+    def bypass(self, request_id: str) -> None:
         """A load failed: no hit for this request until it has been allocated without external tokens, or ends."""
         self._bypassed.add(request_id)
         self._states.pop(request_id, None)
+
+    def load_failed(self, hashes: tuple[bytes, ...], now: float) -> None:
+        """Blocks that could not be read count as missing for a moment."""
         self._missing = {h: t for h, t in self._missing.items() if now - t <= self._forget}
         self._missing.update(dict.fromkeys(hashes, now))
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0
+#: Seconds after which a call counts as hanging, and nobody need wait behind it.
+HANGS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Answer:
         request_id: whose.
         serial: of which question.
         found: complete blocks from the question's start on.
+        absent: hashes of the blocks behind them: at least the first is not complete in the store.
         keys: keys that were asked for.
         seconds: how long the store took.
     """
@@ -37,6 +40,7 @@ class Answer:
     request_id: str
     serial: int
     found: int
+    absent: tuple[bytes, ...]
     keys: int
     seconds: float
 
@@ -55,6 +59,7 @@ class Probe:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._store: ObjectStore | None = None
+        self._call_started: float | None = None
         self._thread = threading.Thread(target=self._run, name="kvshare-probe", daemon=True)
         self._thread.start()
 
@@ -68,12 +73,16 @@ class Probe:
                 keys = next(steps)
                 while True:
                     asked += len(keys)
-                    keys = steps.send(store.exists_many(keys))
+                    answers = store.exists_many(keys)
+                    if answers and min(answers) < 0:
+                        logger.warning("a lookup of %d keys failed with code %d, a miss", len(keys), min(answers))
+                    keys = steps.send(answers)
             except StopIteration as end:
                 found = end.value
             finally:
                 seconds = time.monotonic() - started
-                self._answers.put(Answer(question.request_id, question.serial, found, asked, seconds))
+                absent = question.block_hashes[found:]
+                self._answers.put(Answer(question.request_id, question.serial, found, absent, asked, seconds))
 
         self._work.put((time.monotonic() + self._overdue, run))
 
@@ -89,6 +98,12 @@ class Probe:
                 out.append(self._answers.get_nowait())
             except queue.Empty:
                 return out
+
+    @property
+    def answers_soon(self) -> bool:
+        """Whether a question has a chance to be answered: there is a client, and no call hangs in it."""
+        started = self._call_started
+        return self._store is not None and (started is None or time.monotonic() - started < HANGS_SECONDS)
 
     @property
     def closing(self) -> bool:
@@ -112,10 +127,13 @@ class Probe:
             until, task = item
             if time.monotonic() > until or self._store is None:
                 continue
+            self._call_started = time.monotonic()
             try:
                 task(self._store)
             except Exception:
                 logger.exception("a background call to the store failed")
+            finally:
+                self._call_started = None
         if self._store is not None:
             self._store.close()
 

@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0
+#: Seconds that closing waits for calls that hang.
+CLOSE_SECONDS = 2.0
 
 
 class StoreClient:
@@ -47,12 +49,14 @@ class StoreClient:
             raise self._error
 
     def close(self) -> None:
-        """Close the client."""
+        """Close the client. One whose calls hang closes itself once they end, or dies with the process."""
         self._closing.set()
-        self._thread.join(timeout=2.0)
+        self._thread.join(timeout=CLOSE_SECONDS)
         store, self._store = self._store, None
         if store is not None:
-            store.close()
+            closer = threading.Thread(target=store.close, name="kvshare-close", daemon=True)
+            closer.start()
+            closer.join(timeout=CLOSE_SECONDS)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -61,7 +65,10 @@ class StoreClient:
                 opened = self._open_store()
                 for address, size in self._buffers:
                     opened.register(address, size)
-                self._store = opened
+                if self._closing.is_set():
+                    opened.close()
+                else:
+                    self._store = opened
                 return
             except StoreSetupError as error:
                 logger.error("%s", error)

@@ -95,3 +95,9 @@ class Completions:
         """Loads that have not finished."""
         with self._lock:
             return len(self._open_loads)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something has not been taken by a step yet."""
+        with self._lock:
+            return bool(self._finished or self._bad_block_ids) or self._now != Drained()

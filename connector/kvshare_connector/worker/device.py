@@ -37,10 +37,12 @@ class Lane:
         with torch.cuda.stream(self._stream):
             if event is not None:
                 self._stream.wait_event(event)
-            yield
-            done = torch.cuda.Event()
-            done.record(self._stream)
-        done.synchronize()
+            try:
+                yield
+            finally:  # whatever was started must not touch memory that the caller gives back
+                done = torch.cuda.Event()
+                done.record(self._stream)
+                done.synchronize()
 
     def scratch(self, rows: torch.Tensor) -> torch.Tensor:
         """Memory on the device for ``rows`` of the arena; the rows themselves on the CPU."""

@@ -67,20 +67,36 @@ class WorkerSide:
         self._transfers: Transfers | None = None
         self._bad_block_ids: set[int] = set()
         self._facts_sent = False
+        self._epoch = 0
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """The caches exist: gather facts, allocate the arena, open the store."""
-        self._facts, self._views = rank_facts.gather(
-            kv_caches, self._kv_cache_config, self._layers,
-            rank=self._rank, tp_rank=self._tp_rank, pp_rank=self._pp_rank, problem=self._problem,
-        )  # fmt: skip
+        try:
+            self._facts, self._views = rank_facts.gather(
+                kv_caches, self._kv_cache_config, self._layers,
+                rank=self._rank, tp_rank=self._tp_rank, pp_rank=self._pp_rank, problem=self._problem,
+            )  # fmt: skip
+        except Exception as error:
+            logger.exception("the caches of rank %d cannot be understood, nothing is cached", self._rank)
+            problem = f"CacheShapeUnknown: {type(error).__name__}: {error}"
+            self._facts = RankFacts(self._rank, self._tp_rank, self._pp_rank, (), (problem,))
         if self._facts.problems or not self._views:
             return
+        self._compare_layouts(self._facts)
         device = self._views[0].cache.device
         self._arena = Arena(self._config.staging_bytes, pinned=device.type == "cuda")
         logger.info("staging arena of rank %d: %d MiB", self._rank, self._config.staging_bytes >> 20)
         buffers = [(self._arena.buffer.data_ptr(), self._arena.buffer.numel()), *_storages(self._views)]
-        self._client = StoreClient(self._open_store, buffers)
+        self._client = StoreClient(self._open_store, [(address, size) for address, size in buffers if size])
+
+    def _compare_layouts(self, facts: RankFacts) -> None:
+        """Say when the caches have another layout than the one asked for; what the tensors say is what counts."""
+        found = sorted({layer.layout for layer in facts.layers})
+        if self._config.request_layout and found != [self._config.request_layout]:
+            logger.warning(
+                "layout %s was requested, rank %d has %s in its tensors, which is used: the attention backend decides",
+                self._config.request_layout, self._rank, ", ".join(found),
+            )  # fmt: skip
 
     def facts(self) -> RankFacts | None:
         """The rank's facts, once the caches exist.
@@ -95,14 +111,23 @@ class WorkerSide:
     def start_loads(self, step: Step) -> None:
         """Carry out everything in a step that need not wait for the forward pass."""
         if step.decision is not None:
-            self._set_up(step.decision)
-        if self._transfers is not None and step.epoch != self._transfers.epoch:
-            self._transfers.new_epoch(step.epoch)
+            try:
+                self._set_up(step.decision)
+            except Exception:
+                logger.exception("rank %d cannot transfer blocks: its loads fail and are computed", self._rank)
+        if step.epoch != self._epoch:
+            self._epoch = step.epoch
+            if self._transfers is not None:
+                self._transfers.new_epoch(step.epoch)
+            else:
+                self._completions.settled(step.epoch)
         for plan in step.loads:
             if self._transfers is not None:
                 self._transfers.load(plan)
             elif self._completions.load_started(plan.generation, plan.request_id):
-                self._completions.load_finished(plan.generation, plan.block_ids, ())
+                # A rank without caches has nothing to load, and nothing to miss.
+                holds = self._facts is None or bool(self._facts.layers)
+                self._completions.load_finished(plan.generation, plan.block_ids if holds else (), ())
 
     def start_saves(self, step: Step) -> None:
         """Start the step's saves; the forward pass has been given to the device."""
@@ -138,6 +163,12 @@ class WorkerSide:
             dict.fromkeys(rest.settled, 1),
         )
 
+    @property
+    def transfers_open(self) -> bool:
+        """Whether bytes are still under way, or results wait for the next step."""
+        moving = self._transfers is not None and self._transfers.open
+        return moving or self._completions.waiting
+
     def counters(self) -> dict[str, float]:
         """What was counted since the last call."""
         return self._counters.drain()
@@ -159,8 +190,9 @@ class WorkerSide:
         self._arena.cut(plan.slot_bytes)
         lane = Lane(self._views[0].cache.device)
         self._transfers = Transfers(
-            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self._counters.add
-        )
+            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self._counters.add,
+            epoch=self._epoch,
+        )  # fmt: skip
         direct = sum(bool(item.pieces) for item in plan.objects)
         logger.info(
             "rank %d holds %d objects per block, %d of them transferred directly", self._rank, len(plan.objects), direct

@@ -73,6 +73,7 @@ class Transfers:
         store: returns the client, or None while there is none.
         completions: where results go.
         count: adds to a counter by name.
+        epoch: number of resets so far.
     """
 
     def __init__(
@@ -84,13 +85,16 @@ class Transfers:
         store: Callable[[], ObjectStore | None],
         completions: Completions,
         count: Count,
+        *,
+        epoch: int = 0,
     ) -> None:
         self._namespace, self._plan, self._arena, self._lane = namespace, plan, arena, lane
         self._store, self._completions, self._count = store, completions, count
-        self.epoch = 0
+        self.epoch = epoch
+        self._open, self._open_lock = 0, threading.Lock()
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[_Sending | int | None] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[LoadPlan | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[tuple[LoadPlan, Any] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"kvshare-{name}", daemon=True)
             for name, target in (("pack", self._pack_loop), ("put", self._put_loop), ("get", self._get_loop))
@@ -101,19 +105,40 @@ class Transfers:
     # What the engine's thread calls; nothing here waits.
 
     def load(self, plan: LoadPlan) -> None:
-        """Start a load."""
+        """Start a load, behind everything that the device still does with these blocks for earlier owners."""
         if self._completions.load_started(plan.generation, plan.request_id):
-            self._loads.put(plan)
+            self._begun()
+            self._loads.put((plan, self._lane.record()))
 
     def save(self, job: SaveJob) -> None:
         """Start a save of blocks whose values are in the cache once the device has come this far."""
         self._completions.save_started(job.job_id)
+        self._begun()
         self._saves.put((job, self._lane.record()))
 
     def new_epoch(self, epoch: int) -> None:
         """The cache was reset: open jobs are void, and the epoch is reported once the last of them has landed."""
         self.epoch = epoch
+        self._begun()
         self._saves.put((epoch, None))
+
+    @property
+    def open(self) -> bool:
+        """Whether any job, batch or epoch is still under way."""
+        with self._open_lock:
+            return self._open > 0
+
+    def _begun(self) -> None:
+        with self._open_lock:
+            self._open += 1
+
+    def _ended(self) -> None:
+        with self._open_lock:
+            self._open -= 1
+
+    def _send(self, work: "_Sending | int") -> None:
+        self._begun()
+        self._sending.put(work)
 
     def close(self) -> None:
         """Stop; what is under way in the store is left to itself."""
@@ -130,7 +155,8 @@ class Transfers:
         while (work := self._saves.get()) is not None:
             job, event = work
             if isinstance(job, int):
-                self._sending.put(job)
+                self._send(job)
+                self._ended()
                 continue
             items = [
                 Item(i, h, b, planned)
@@ -150,6 +176,7 @@ class Transfers:
                 # Direct saves are read from the cache while they are sent, so their blocks are released afterwards.
                 if not direct:
                     self._completions.save_released(job.job_id)
+                self._ended()
 
     def _pack(self, job: SaveJob, items: Sequence[Item], event: Any) -> None:
         for start in range(0, len(items), step := max(1, min(OBJECTS_PER_CALL, self._arena.send.slots))):
@@ -165,11 +192,11 @@ class Transfers:
                 self._arena.send.give_back(half)
                 raise
             segments = [[(half.address(slot), item.planned.held.size)] for slot, item in enumerate(batch)]
-            self._sending.put(_Sending(batch, segments, job.epoch, half, None))
+            self._send(_Sending(batch, segments, job.epoch, half, None))
 
     def _gather(self, batch: Sequence[Item], half: Half, event: Any) -> None:
         """Pack a batch, sorted by object, into the slots of ``half``."""
-        with self._lane.after(event):
+        with torch.inference_mode(), self._lane.after(event):
             for start, end in _equal_objects(batch):
                 planned = batch[start].planned
                 rows = half.rows(start, end - start, planned.held.size)
@@ -184,11 +211,11 @@ class Transfers:
             return
         with self._lane.after(event):
             pass
-        batches = list(_batches(items))
-        for i, batch in enumerate(batches):
-            last = i == len(batches) - 1
-            after = (lambda: self._completions.save_released(job.job_id)) if last else None
-            self._sending.put(_Sending(batch, _direct_segments(batch), job.epoch, None, after))
+        # Worked out before the first one goes: the last one releases the blocks, an error would do so at once.
+        work = [_Sending(batch, _direct_segments(batch), job.epoch, None, None) for batch in _batches(items)]
+        work[-1].after = lambda: self._completions.save_released(job.job_id)
+        for sending in work:
+            self._send(sending)
 
     def _void(self, epoch: int) -> bool:
         return epoch < self.epoch
@@ -197,6 +224,7 @@ class Transfers:
         while (work := self._sending.get()) is not None:
             if isinstance(work, int):
                 self._completions.settled(work)
+                self._ended()
                 continue
             try:
                 self._put(work)
@@ -208,6 +236,7 @@ class Transfers:
                     self._arena.send.give_back(work.half)
                 if work.after is not None:
                     work.after()
+                self._ended()
 
     def _put(self, work: _Sending) -> None:
         store = self._store()
@@ -234,18 +263,22 @@ class Transfers:
     # Loading.
 
     def _get_loop(self) -> None:
-        while (plan := self._loads.get()) is not None:
+        while (work := self._loads.get()) is not None:
+            plan, event = work
             good, unread = 0, set[bytes]()
             try:
+                with self._lane.after(event):
+                    pass
                 good, unread = self._load(plan)
             except Exception:
                 logger.exception("a load was given up")
             finally:
                 bad = plan.block_ids[good:]
                 self._completions.load_finished(plan.generation, bad, unread)
+                self._ended()
 
     def _load(self, plan: LoadPlan) -> tuple[int, set[bytes]]:
-        """Load blocks in prefix order up to the first bad one.
+        """Load blocks in prefix order up to the first bad one; none when the cache is reset meanwhile.
 
         Returns:
             the number of leading blocks that are proven, and the hashes of blocks that could not be read.
@@ -263,6 +296,8 @@ class Transfers:
             return 0, set(plan.block_hashes)
         for batch in _batches(items, self._arena.receive.slots):
             unread = self._get(store, batch)
+            if self._void(plan.epoch):
+                return 0, set()
             if unread:
                 first = min(unread)
                 self._count("loaded_blocks", first)
@@ -297,7 +332,7 @@ class Transfers:
     def _scatter(self, order: Sequence[Item], arrived: Sequence[bool], first_bad: int | None, half: Half) -> None:
         """Unpack what arrived, each object from its own slot, up to the first bad block."""
         packed = [item for item in order if not item.planned.pieces]
-        with self._lane.after(None):
+        with torch.inference_mode(), self._lane.after(None):
             for start, end in _equal_objects(packed):
                 chosen = [
                     slot

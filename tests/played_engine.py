@@ -1,0 +1,530 @@
+"""An engine without a model: vLLM's own scheduler and block pool, our connector on every rank, an oracle for the bytes.
+
+The forward pass writes bytes that follow from the tokens so far, so every byte of every cache and of every stored
+object is known in advance. Before it writes, it checks what it was told to be computed already. Nothing here starts a
+process or opens a connection.
+"""
+
+import copy
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvshare_connector import connector as product
+from kvshare_connector.store.faults import Faults
+from kvshare_connector.store.memory import MemoryStore
+from kvshare_layout import keys
+from kvshare_layout.stages import layer_partition
+from physical import caches as physical_caches
+
+HASH_ALGORITHM = "sha256_cbor"
+VOCABULARY = 100
+#: Namespace of all engines in these tests.
+POOL = "kvs1/p-test/g1"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as far as its cache is concerned.
+
+    Attributes:
+        layers: hidden layers, each with a cache.
+        kv_heads: total KV heads.
+        block_tokens: tokens of a block.
+        cell: bytes of one head and one token, K and V together.
+    """
+
+    layers: int = 4
+    kv_heads: int = 4
+    block_tokens: int = 4
+    cell: int = 8
+
+
+class Text:
+    """A prompt and what this model answers to it, with the bytes that each token leaves in a cache."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._tokens = list(prompt)
+        self._hashes: list[int] = []
+
+    def tokens(self, count: int) -> list[int]:
+        """The first ``count`` tokens: the prompt, then the answer."""
+        while len(self._tokens) < count:
+            self._tokens.append((self._hash(len(self._tokens) - 1) >> 17) % VOCABULARY + 3)
+        return self._tokens[:count]
+
+    def _hash(self, position: int) -> int:
+        """A number that stands for all tokens up to ``position``."""
+        while len(self._hashes) <= position:
+            before = self._hashes[-1] if self._hashes else 88172645463325252
+            token = self.tokens(len(self._hashes) + 1)[-1]
+            self._hashes.append((before * 6364136223846793005 + token * 1442695040888963407 + 1) % (1 << 64))
+        return self._hashes[position]
+
+    def cells(self, start: int, end: int, layer: int, heads: range, cell: int) -> npt.NDArray[np.uint8]:
+        """Bytes of the tokens from ``start`` to ``end``: uint8 ``[heads, tokens, cell]``."""
+        prefix = np.array([self._hash(p) for p in range(start, end)], dtype=np.uint64)[None, :, None]
+        head = np.arange(heads.start, heads.stop, dtype=np.uint64)[:, None, None]
+        byte = np.arange(cell, dtype=np.uint64)[None, None, :]
+        with np.errstate(over="ignore"):
+            place = head * np.uint64(0x9E3779B97F4A7C15) + byte * np.uint64(0xC2B2AE3D27D4EB4F)
+            mixed = (prefix ^ (place + np.uint64(layer * 104729 + 1))) * np.uint64(0xFF51AFD7ED558CCD)
+        out: npt.NDArray[np.uint8] = (mixed >> np.uint64(40)).astype(np.uint8)
+        return out
+
+
+class WrongBytesError(AssertionError):
+    """A cache or a stored object holds other bytes than its tokens give."""
+
+
+def write_model(folder: Path, shape: Shape) -> Path:
+    """A model's folder: configuration and a weights file, enough for vLLM's configuration."""
+    folder.mkdir(exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 32,
+        "num_hidden_layers": shape.layers, "num_attention_heads": 32, "num_key_value_heads": shape.kv_heads,
+        "head_dim": 2, "vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    header = b"{}"
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(256)))
+    return folder
+
+
+def vllm_config(folder: Path, shape: Shape) -> Any:
+    """vLLM's real configuration of such a model on the CPU; copies of it are changed for every engine."""
+    cache = CacheConfig(
+        block_size=shape.block_tokens, enable_prefix_caching=True, prefix_caching_hash_algo=HASH_ALGORITHM
+    )
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(write_model(folder, shape)), skip_tokenizer_init=True, dtype="float32", max_model_len=2048
+        ),
+        cache_config=cache,
+        parallel_config=ParallelConfig(),
+        scheduler_config=SchedulerConfig(
+            max_num_batched_tokens=64, max_num_seqs=8, max_model_len=2048, is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+        ),
+        device_config=DeviceConfig(device="cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KVShareConnector", kv_connector_module_path="kvshare_connector.connector",
+            kv_role="kv_both", kv_load_failure_policy="recompute",
+        ),
+    )  # fmt: skip
+
+
+class Backend:
+    """An attention backend whose cells are K then V."""
+
+    @staticmethod
+    def get_name() -> str:
+        """As vLLM's own."""
+        return "FLASH_ATTN"
+
+
+@dataclass
+class World:
+    """What all engines of a test share.
+
+    Attributes:
+        config: vLLM's configuration.
+        shape: of the model.
+        store: the objects.
+        texts: every block hash that a request had, with its text and block number.
+    """
+
+    config: Any
+    shape: Shape
+    store: MemoryStore = field(default_factory=MemoryStore)
+    texts: dict[bytes, tuple[Text, int]] = field(default_factory=dict)
+
+    def check_store(self) -> int:
+        """Compare every stored object of a shared namespace with the bytes that its block must have.
+
+        Returns:
+            the number of objects compared.
+        """
+        shape, compared = self.shape, 0
+        for key in self.store.keys:
+            if key.endswith("/manifest") or "/i-" in key:
+                continue
+            _, block_hash, _, shard, stage = keys.parse_object_key(key)
+            text, number = self.texts[block_hash]
+            data = self.store.contents.objects[key]
+            layers, shards = self.cut_of(key)
+            heads = shape.kv_heads // shards
+            expected = b"".join(
+                text.cells(
+                    number * shape.block_tokens, (number + 1) * shape.block_tokens, layer,
+                    range(shard * heads, (shard + 1) * heads), shape.cell,
+                ).tobytes()
+                for layer in layers[stage]
+            )  # fmt: skip
+            if data != expected:
+                raise WrongBytesError(f"object {key} of block {number} is not what its tokens give")
+            compared += 1
+        return compared
+
+    #: Layers of every stage, and number of shards, by key; set by ``Engine``.
+    cut_of: Callable[[str], tuple[list[list[int]], int]] = lambda _: ([], 1)
+
+
+class Rank:
+    """One rank: its caches and its side of the connector."""
+
+    def __init__(self, engine: "Engine", rank: int) -> None:
+        shape, parallel = engine.world.shape, engine.config.parallel_config
+        tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        self.engine, self.rank, tp_rank = engine, rank, rank % tp
+        bounds = layer_partition(shape.layers, pp)
+        self.layers = range(bounds[rank // tp], bounds[rank // tp + 1])
+        ranges = min(tp, shape.kv_heads)
+        per_rank = shape.kv_heads // ranges
+        first = (tp_rank * ranges // tp) * per_rank
+        self.heads = range(first, first + per_rank)
+        self.storage, views = physical_caches(
+            engine.layout, len(self.layers), engine.blocks, per_rank, shape.block_tokens, shape.cell
+        )
+        self.caches = dict(zip(self.layers, views, strict=True))
+        config = copy.copy(engine.config)
+        config.parallel_config = copy.copy(parallel)
+        config.parallel_config.rank = rank
+        config.compilation_config = SimpleNamespace(
+            static_forward_context={_name(i): SimpleNamespace(get_attn_backend=lambda: Backend) for i in self.layers}
+        )
+        self.connector = product.KVShareConnector(
+            config, KVConnectorRole.WORKER, engine.cache_config(self.layers, per_rank)
+        )
+        self.connector.register_kv_caches({_name(i): cache for i, cache in self.caches.items()})
+
+    def execute(self, output: Any, work: Sequence["Work"]) -> KVConnectorOutput:
+        """One step in the order of vLLM's model runner: check, write, loads, saves, results."""
+        self.connector.bind_connector_metadata(output.kv_connector_metadata)
+        for item in work:
+            self._forward(item)
+        self.connector.start_load_kv(None)
+        self.connector.wait_for_save()
+        results = self.connector.get_transfer_results(output.finished_req_ids)
+        out = KVConnectorOutput(
+            finished_recving=results.finished_recving,
+            finished_sending=results.finished_sending,
+            invalid_block_ids=self.connector.get_block_ids_with_load_errors(),
+            kv_connector_stats=self.connector.get_kv_connector_stats(),
+            kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
+        )
+        self.connector.clear_connector_metadata()
+        return out
+
+    def _forward(self, item: "Work") -> None:
+        shape = self.engine.world.shape
+        for layer, cache in self.caches.items():
+            expected = item.text.cells(0, item.end, layer, self.heads, shape.cell)
+            table = torch.tensor(item.table)
+            whole = cache[table].transpose(0, 1).reshape(len(self.heads), -1, shape.cell).numpy()
+            if not np.array_equal(whole[:, : item.start], expected[:, : item.start]):
+                wrong = next(p for p in range(item.start) if not np.array_equal(whole[:, p], expected[:, p]))
+                raise WrongBytesError(
+                    f"rank {self.rank}, layer {layer}, request {item.request_id}: token {wrong} of {item.start} that "
+                    "count as computed has other bytes in the cache"
+                )
+            for position in range(item.start, item.end):
+                block, token = item.table[position // shape.block_tokens], position % shape.block_tokens
+                cache[block, :, token] = torch.from_numpy(expected[:, position])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step computes for one request."""
+
+    request_id: str
+    text: Text
+    table: list[int]
+    start: int
+    end: int
+    sampled: list[int]
+
+
+def _name(layer: int) -> str:
+    return f"model.layers.{layer}.self_attn.attn"
+
+
+class Engine:
+    """A scheduler with the connector, its ranks, and the loop that drives them.
+
+    Args:
+        world: what engines share.
+        name: of the engine.
+        tp: tensor-parallel size.
+        pp: pipeline-parallel size.
+        layout: physical layout of all caches.
+        blocks: blocks of the cache.
+        asynchronous: schedule one step ahead of the results.
+        role: of the pool.
+        kv_role: vLLM's.
+        extra: more keys of the connector's configuration.
+        faults: of all store clients of this engine.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str = "a",
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        layout: str = "LBNHC",
+        blocks: int = 200,
+        asynchronous: bool = False,
+        role: str = "both",
+        kv_role: str = "kv_both",
+        extra: dict[str, Any] | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.world, self.name, self.layout, self.blocks = world, name, layout, blocks
+        self.faults = faults if faults is not None else Faults()
+        self.clients: list[MemoryStore] = []
+        config = copy.copy(world.config)
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.tensor_parallel_size, config.parallel_config.pipeline_parallel_size = tp, pp
+        config.cache_config = copy.copy(config.cache_config)
+        config.cache_config.num_gpu_blocks = blocks
+        config.scheduler_config = copy.copy(config.scheduler_config)
+        config.scheduler_config.async_scheduling = asynchronous
+        config.kv_transfer_config = copy.copy(config.kv_transfer_config)
+        config.kv_transfer_config.kv_role = kv_role
+        config.kv_transfer_config.kv_connector_extra_config = {
+            "master_server_address": "memory:1", "staging_bytes": 1 << 16, "cache_namespace": POOL, "role": role,
+            "save_decode_cache": True, "store_tp_size": world.shape.kv_heads, **(extra or {}),
+        }  # fmt: skip
+        self.config, self.asynchronous = config, asynchronous
+        _OPENING.append(self)
+        function = get_hash_fn_by_name(HASH_ALGORITHM)
+        self._hasher = get_request_block_hasher(world.shape.block_tokens, function)
+        ranges = min(tp, world.shape.kv_heads)
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+            vllm_config=config,
+            kv_cache_config=self.cache_config(range(world.shape.layers), world.shape.kv_heads // ranges),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=world.shape.block_tokens,
+            log_stats=True,
+        )
+        self.connector: product.KVShareConnector = self.scheduler.connector
+        self.ranks = [Rank(self, rank) for rank in range(tp * pp)]
+        self.connector.set_xfer_handshake_metadata_pp_aware(
+            {(rank // tp, rank % tp): self.ranks[rank].connector.get_handshake_metadata() for rank in range(tp * pp)}
+        )
+        init_none_hash(function)
+        self._wait_for_clients()
+        self._aggregator = KVOutputAggregator(len(self.ranks))
+        self._texts: dict[str, Text] = {}
+        self._requests: dict[str, Any] = {}
+        self._queue: deque[tuple[Any, list[Work]]] = deque()
+        self.outputs: dict[str, list[int]] = {}
+        self.external_tokens: dict[str, int] = {}
+        self.metadata: list[Any] = []
+        decision = self.side.decision
+        if decision is not None and decision.verdict.state == "shared":
+            layers, shards = [list(stage.layers) for stage in decision.stages], decision.store_tp
+            world.cut_of = lambda _: (layers, shards)
+
+    def _wait_for_clients(self) -> None:
+        """Wait until every thread has opened its client, so that a test's first request finds them."""
+        probe = self.side._probe
+        deadline = time.monotonic() + 5
+        while probe is not None and not probe.answers_soon and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    @property
+    def side(self) -> Any:
+        """The scheduler side."""
+        return self.connector._scheduler_side
+
+    @property
+    def pool(self) -> Any:
+        """The block pool."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def cache_config(self, layers: Iterable[int], heads: int) -> Any:
+        """vLLM's cache configuration of a rank."""
+        shape = self.world.shape
+        spec = FullAttentionSpec(
+            block_size=shape.block_tokens, num_kv_heads=heads, head_size=shape.cell // 2, dtype=torch.uint8
+        )
+        names = [_name(i) for i in layers]
+        page = spec.page_size_bytes
+        tensors = [
+            KVCacheTensor(size=page * self.blocks, layers=[n], layer_stride=page, block_stride=page) for n in names
+        ]
+        return KVCacheConfig(
+            num_blocks=self.blocks, kv_cache_tensors=tensors, kv_cache_groups=[KVCacheGroupSpec(names, spec)]
+        )
+
+    def open_store(self) -> MemoryStore:
+        """A client of the shared store for one part of this engine."""
+        client = MemoryStore(contents=self.world.store.contents, faults=self.faults, assert_registered=True)
+        self.clients.append(client)
+        return client
+
+    def add(self, request_id: str, prompt: Sequence[int], *, max_tokens: int = 1, **more: Any) -> None:
+        """A request arrives."""
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+            **more,
+        )
+        self._texts[request_id], self._requests[request_id] = Text(prompt), request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """The client of a request has gone."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> bool:
+        """One turn of the engine's loop; False when the engine would go to sleep."""
+        if not self.scheduler.has_requests() and not self._queue:
+            return False
+        scheduled = False
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            scheduled = output.total_num_scheduled_tokens > 0
+            self.metadata.append(output.kv_connector_metadata)
+            self._queue.append((output, self._work_of(output)))
+        if not (self.asynchronous and scheduled and len(self._queue) < 2):
+            self._finish_step()
+        if not scheduled:
+            time.sleep(0.0005)
+        return True
+
+    def _work_of(self, output: Any) -> list[Work]:
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        work: list[Work] = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            request, text = self.scheduler.requests[request_id], self._texts[request_id]
+            start = starts[request_id]
+            sampled = [] if request.is_prefill_chunk else text.tokens(start + count + 1)[-1:]
+            table = list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+            work.append(Work(request_id, text, table, start, start + count, sampled))
+        return work
+
+    def _finish_step(self) -> None:
+        output, work = self._queue.popleft()
+        results = [
+            ModelRunnerOutput(
+                req_ids=[item.request_id for item in work],
+                req_id_to_index={item.request_id: i for i, item in enumerate(work)},
+                sampled_token_ids=[item.sampled for item in work],
+                kv_connector_output=rank.execute(output, work),
+            )
+            for rank in self.ranks
+        ]
+        self._note_hashes(work)
+        merged = self._aggregator.aggregate(results)
+        for outputs in self.scheduler.update_from_output(output, merged).values():
+            for item in outputs.outputs:
+                self.outputs[item.request_id].extend(item.new_token_ids)
+                if item.prefill_stats is not None:
+                    self.external_tokens[item.request_id] = item.prefill_stats.num_external_cached_tokens
+
+        self._note_hashes(work)
+
+    def _note_hashes(self, work: Sequence[Work]) -> None:
+        for item in work:
+            for number, block_hash in enumerate(self._requests[item.request_id].block_hashes):
+                self.world.texts.setdefault(bytes(block_hash), (item.text, number))
+
+    def run(self, *, seconds: float = 20.0) -> "Engine":
+        """Step until the engine would sleep, and until the ranks' threads have nothing left to do."""
+        deadline = time.monotonic() + seconds
+        while self.step() or self.transfers_open:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"engine {self.name} does not come to rest: {self.describe()}")
+        return self
+
+    def step_until(self, reached: Callable[[], bool], *, seconds: float = 10.0) -> None:
+        """Step until something is the case, also when the engine itself would sleep."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            if not self.step():
+                time.sleep(0.0005)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"engine {self.name} does not come there: {self.describe()}")
+
+    def ask(self, prompt: Sequence[int], *, max_tokens: int = 1) -> int:
+        """Run one request to its end; returns how many of its tokens came from the store, and checks its answer."""
+        request_id = f"{self.name}-{len(self.outputs)}"
+        self.add(request_id, prompt, max_tokens=max_tokens)
+        self.run()
+        assert self.outputs[request_id] == Text(prompt).tokens(len(prompt) + max_tokens)[len(prompt) :]
+        return self.external_tokens[request_id]
+
+    def answer(self, request_id: str) -> list[int]:
+        """What a request may be answered, as long as the model can write."""
+        text, prompt = self._texts[request_id], self._requests[request_id].num_prompt_tokens
+        return text.tokens(prompt + 64)[prompt:]
+
+    @property
+    def transfers_open(self) -> bool:
+        """Whether a rank still moves bytes."""
+        return any(rank.connector._worker_side.transfers_open for rank in self.ranks)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that somebody holds, without the null block."""
+        return int(self.pool.num_gpu_blocks - self.pool.get_num_free_blocks() - 1)
+
+    def describe(self) -> str:
+        """Where the engine stands, for messages."""
+        waiting = {r.request_id: r.status.name for r in self.scheduler.requests.values()}
+        return f"requests {waiting}, pinned jobs {self.side._pins.jobs}, loads {self.side._loads.in_flight}"
+
+    def close(self) -> None:
+        """Stop all threads."""
+        self.faults.clear()
+        self.connector.shutdown()
+        for rank in self.ranks:
+            rank.connector.shutdown()
+
+
+#: Engines, the newest last: its clients are the ones that are opened.
+_OPENING: list[Engine] = []
+
+
+def open_newest(*_: object) -> MemoryStore:
+    """Stands in for ``MooncakeStore.open``: a client for the engine that was made last."""
+    return _OPENING[-1].open_store()

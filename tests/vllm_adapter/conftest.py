@@ -1,0 +1,73 @@
+"""Fixtures of the connector's tests; importing vLLM takes seconds and happens only where a test needs it."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from played_engine import Engine, Shape, World
+
+
+@pytest.fixture(scope="session")
+def played() -> ModuleType:
+    """The module ``played_engine``. Its import loads vLLM and torch's compiler, whose own warnings are not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import played_engine
+    return played_engine
+
+
+@pytest.fixture(scope="session")
+def vllm_configs(played: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[["Shape"], Any]:
+    """vLLM's configuration by shape, each made once."""
+    made: dict[Any, Any] = {}
+
+    def make(shape: "Shape") -> Any:
+        if shape not in made:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made[shape] = played.vllm_config(tmp_path_factory.mktemp("model"), shape)
+        return made[shape]
+
+    return make
+
+
+@pytest.fixture
+def new_world(monkeypatch: pytest.MonkeyPatch, vllm_configs: Callable[["Shape"], Any]) -> Callable[..., "World"]:
+    """Make worlds whose engines use stores in memory instead of Mooncake."""
+    from kvshare_connector.store import mooncake
+    from played_engine import Shape, World, open_newest
+
+    monkeypatch.setattr(mooncake.MooncakeStore, "open", open_newest)
+    monkeypatch.setattr(mooncake, "library_problem", lambda: "")
+
+    def make(shape: "Shape | None" = None) -> "World":
+        shape = shape or Shape()
+        return World(vllm_configs(shape), shape)
+
+    return make
+
+
+@pytest.fixture
+def world(new_world: Callable[..., "World"]) -> "World":
+    """A world with the default shape."""
+    return new_world()
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., "Engine"]]:
+    """Make engines that end with the test."""
+    from played_engine import Engine
+
+    made: list[Engine] = []
+
+    def make(*args: Any, **kwargs: Any) -> Engine:
+        made.append(Engine(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
