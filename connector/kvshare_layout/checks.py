@@ -184,6 +184,24 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 
 
+#: Parts of a staging arena that each take whole objects: two halves for each direction.
+STAGING_PARTS = 4
+#: Objects lie at multiples of this in a staging arena.
+STAGING_ALIGNMENT = 64
+
+
+def staging_problem(config: ConnectorConfig, object_sizes: Sequence[int]) -> tuple[str, str] | None:
+    """Whether the objects that were decided on fit into the staging arena; asked last, whatever the state."""
+    largest = max(object_sizes, default=0)
+    slot = -(-largest // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+    if slot * STAGING_PARTS <= config.staging_bytes:
+        return None
+    return "StagingTooSmall", (
+        f"staging_bytes {config.staging_bytes} given for objects of {largest} bytes, at least {slot * STAGING_PARTS} "
+        "expected: raise staging_bytes (stagingMemoryPerRank of the pool), or use a larger Store TP or more stages"
+    )
+
+
 def identity_complete(case: Case) -> bool:
     """Whether equal manifests prove equal bytes.
 

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from kvshare_layout import keys
-from kvshare_layout.checks import CHECKS, DISABLED, ISOLATED, SHARED, Case, identity_complete, kind_of, shared_plan
+from kvshare_layout.checks import (
+    CHECKS,
+    DISABLED,
+    ISOLATED,
+    SHARED,
+    Case,
+    identity_complete,
+    kind_of,
+    shared_plan,
+    staging_problem,
+)
 from kvshare_layout.config import Parsed
 from kvshare_layout.facts import EngineFacts, RankFacts
 from kvshare_layout.fingerprint import fingerprint, flatten
@@ -79,7 +89,14 @@ class Decision:
 def decide(parsed: Parsed, engine: EngineFacts, ranks: Sequence[RankFacts]) -> Decision:
     """Decide once for an engine, from its configuration, its own facts and those of all its ranks."""
     case = Case(parsed, engine, sorted(ranks, key=lambda facts: facts.rank))
-    prefix = parsed.config.cache_namespace
+    decision = _decided(case)
+    if found := staging_problem(parsed.config, [size for _, size in decision.objects]):
+        return Decision(Verdict(DISABLED, *found), decision.prefix)
+    return decision
+
+
+def _decided(case: Case) -> Decision:
+    engine, prefix = case.engine, case.parsed.config.cache_namespace
     for state, check in CHECKS:
         if found := check(case):
             verdict = Verdict(state, *found)

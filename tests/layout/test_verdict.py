@@ -88,6 +88,20 @@ ROWS = [
     Row("finer hashes", DISABLED, "BlockMismatch", ("cover 8 tokens", "blocks 16"), _base(hash_block_tokens=8)),
     Row("other cache blocks", DISABLED, "BlockMismatch", ("blocks 16", "blocks 32"), layer={"block_tokens": 32}),
     Row(
+        "an arena too small for shared objects",
+        DISABLED,
+        "StagingTooSmall",
+        ("staging_bytes 131071 given", "objects of 32768 bytes", "at least 131072"),
+        config=parsed(store_tp_size=4, staging_bytes=(128 << 10) - 1),
+    ),
+    Row(
+        "an arena too small for the whole pages of an isolated rank",
+        DISABLED,
+        "StagingTooSmall",
+        ("objects of 65536 bytes", "raise staging_bytes"),
+        config=replace(parse({"stor": 1}), config=parsed(staging_bytes=255 << 10).config),
+    ),
+    Row(
         "a malformed configuration",
         ISOLATED,
         "ConfigInvalid",
@@ -266,7 +280,9 @@ def test_what_does_not_change_bytes_does_not_change_the_namespace() -> None:
             parsed(store_tp_size=4, **common),
             parsed(store_tp_size=16, **common),
             parsed(enable_store_tp_lcm=True, prefill_tp_sizes=(4, 8), decode_tp_sizes=(2,), **common),
-            parsed(store_tp_size=4, role="decode", save_decode_cache=True, staging_bytes=1, model_id="x", **common),
+            parsed(
+                store_tp_size=4, role="decode", save_decode_cache=True, staging_bytes=1 << 40, model_id="x", **common
+            ),
         ):
             decision = _decide(engine, config, layout=layout)
             assert decision.verdict.state == SHARED

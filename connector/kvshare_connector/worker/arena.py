@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvshare_layout.checks import STAGING_PARTS
+
 #: Halves per direction.
-HALVES = 2
+HALVES = STAGING_PARTS // 2
 
 
 @dataclass(frozen=True)

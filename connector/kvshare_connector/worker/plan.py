@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvshare_layout.checks import STAGING_ALIGNMENT
 from kvshare_layout.objects import HeldObject, Run
 
 #: Smallest piece, bytes, worth its own segment: below it one packed segment is faster (measured on TCP).
@@ -67,8 +68,9 @@ class RankPlan:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the largest object that must be packed, rounded up to 64."""
-        return -(-max((o.held.size for o in self.objects if not o.pieces), default=0) // 64) * 64
+        """Bytes of the largest object that must be packed, rounded up to whole cache lines."""
+        largest = max((o.held.size for o in self.objects if not o.pieces), default=0)
+        return -(-largest // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
 
 
 def make_plan(
