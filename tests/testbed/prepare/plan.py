@@ -33,7 +33,7 @@ def node() -> list[Step]:
         images.image(images.PAUSE, go_programs.program("pause").parent),
         *(images.image(wanted) for wanted in (images.ENGINE, *images.PRODUCT_IMAGES)),
     ]
-    return _with_debian((*debian.ENGINE_PACKAGES, *debian.NODE_PACKAGES), steps)
+    return _with_debian((*debian.API_SERVER_PACKAGES, *debian.ENGINE_PACKAGES, *debian.NODE_PACKAGES), steps)
 
 
 def existing_cluster() -> list[Step]:
