@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from kvshare_operator.core.commandline.words import HOLE, SPILL
+from kvshare_operator.core.commandline.words import HOLE, OURS, SPILL
 
 Kind = Literal["serve", "module", "shell", "shell-file", "ray", "engine", "unknown", "nothing"]
 
@@ -72,7 +72,7 @@ def find_program(words: Sequence[str]) -> Program:
     """Strip launcher prefixes from a command line and name the program behind them."""
     rest = list(words)
     while rest:
-        if HOLE in rest[0] or SPILL in rest[0]:
+        if any(mark in rest[0] for mark in (HOLE, SPILL, OURS)):
             return Program("unknown", "a program that cannot be seen here", tuple(rest))
         name = posixpath.basename(rest[0])
         if name in _PREFIXES:

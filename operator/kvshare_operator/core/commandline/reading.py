@@ -9,13 +9,22 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.commandline import flags, launcher, shell, words
 
 Way = Literal["args", "variable", "none"]
+
+_KEEPS_TO_ITSELF: Final = frozenset(
+    {
+        "a program that cannot be seen here", "echo", "printf", ":", "test", "[", "[[", "export", "wait", "cd", "set",
+        "unset", "local", "declare", "readonly", "return", "exit", "true", "false", "trap", "shift", "read",
+        "source", ".",
+    }
+)  # fmt: skip
+"""Programs and shell built-ins that start nothing with their arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +132,15 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
         if (program := launcher.find_program(command.words)).kind in ("serve", "module")
     ]
     if servers:
-        return _of_servers(name, servers, filler=() if zero else ("bash",))
+        return _of_servers(name, script, servers, filler=() if zero else ("bash",))
     engines = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "engine"]
     if engines:
         return refusal("EngineUnsupported", container=name, program=engines[0].name)
     if any(launcher.find_program(command.words).kind == "ray" for command in script.commands):
         return Reading(flags.Arguments({}), "none")
-    users = [command for command in script.commands if command.ours and not _prints(command)]
-    if users and all(quoting == "none" for command in users for quoting in command.ours):
+    users = [command for command in script.commands if command.ours and _passes_on(command)]
+    alone = all(reference == "none" for command in users for reference in command.ours)
+    if users and alone and not script.sets_ours:
         why = "the script does not start vLLM where it can be seen"
         unseen = {option: flags.Seen(unknown=why) for option in flags.WATCHED}
         return Reading(flags.Arguments(unseen), "variable")
@@ -138,30 +148,51 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
 
 
 def _of_servers(
-    name: str, servers: Sequence[tuple[shell.Command, launcher.Program]], filler: tuple[str, ...]
+    name: str,
+    script: shell.Script,
+    servers: Sequence[tuple[shell.Command, launcher.Program]],
+    filler: tuple[str, ...],
 ) -> Reading | Refusal:
     """A script with one or more places that start vLLM: the same way must work at each of them."""
-    arguments = _agreeing([flags.read(program.rest, serve=program.kind == "serve") for _, program in servers])
-    commands = [command for command, _ in servers]
-    if any("double" in command.ours for command in commands):
-        problem = f"${names.ARGS_VARIABLE} stands in double quotes, so all flags would arrive as one word"
-        return refusal("ShellWrapper", container=name, problem=problem)
-    if all(command.ours for command in commands):
-        return Reading(arguments, "variable")
-    if all(command.positional for command in commands):
-        if any("joined" in command.positional for command in commands):
-            problem = 'it passes "$*" on, which makes one word of all arguments'
-            return refusal("ShellWrapper", container=name, problem=problem)
-        if arguments.ends_options:
-            return _appended(name, arguments)
-        return Reading(arguments, "args", filler)
-    some = any(command.ours or command.positional for command in commands)
-    problem = (
-        "only some of the places that start vLLM pass our flags on"
-        if some
-        else f"vLLM's arguments in it do not contain ${names.ARGS_VARIABLE}"
+    arguments = _agreeing(
+        [
+            flags.read([word for word in program.rest if word != words.OURS], serve=program.kind == "serve")
+            for _, program in servers
+        ]
     )
+    commands = [command for command, _ in servers]
+    if any(command.ours for command in commands):
+        problem = _torn(commands) or _set_by_itself(script)
+        if problem is None and all(command.ours for command in commands):
+            return Reading(arguments, "variable")
+        problem = problem or "only some of the places that start vLLM pass our flags on"
+    elif all(command.positional for command in commands):
+        if any("joined" in command.positional for command in commands):
+            problem = 'it passes "$*", or $@ glued to other text, on, which tears arguments'
+        elif script.moves_positional:
+            problem = "further arguments would change it: it uses shift, set, $#, $1 or a function beside $@"
+        elif arguments.ends_options:
+            return _appended(name, arguments)
+        else:
+            return Reading(arguments, "args", filler)
+    elif any(command.positional for command in commands):
+        problem = "only some of the places that start vLLM pass our flags on"
+    else:
+        problem = f"vLLM's arguments in it do not contain ${names.ARGS_VARIABLE}"
     return refusal("ShellWrapper", container=name, problem=problem)
+
+
+def _torn(commands: Sequence[shell.Command]) -> str | None:
+    references = {reference for command in commands for reference in command.ours}
+    if "double" in references:
+        return f"${names.ARGS_VARIABLE} stands in double quotes, so all flags would arrive as one word"
+    if "glued" in references:
+        return f"${names.ARGS_VARIABLE} is glued to other text, which tears the first or last flag"
+    return None
+
+
+def _set_by_itself(script: shell.Script) -> str | None:
+    return f"it sets or unsets {names.ARGS_VARIABLE} itself" if script.sets_ours else None
 
 
 def _agreeing(several: Sequence[flags.Arguments]) -> flags.Arguments:
@@ -179,15 +210,20 @@ def _agreeing(several: Sequence[flags.Arguments]) -> flags.Arguments:
     )
 
 
-def _prints(command: shell.Command) -> bool:
-    return command.words[:1] in (("echo",), ("printf",), (":",), ("test",), ("[",))
+def _passes_on(command: shell.Command) -> bool:
+    """Whether a command other than vLLM may hand our flags on: a program or script that its author chose."""
+    program = launcher.find_program(command.words)
+    return words.OURS not in command.words[0] and program.name not in _KEEPS_TO_ITSELF and program.kind in (
+        "unknown", "shell-file",
+    )  # fmt: skip
 
 
 def _missing(script: shell.Script) -> str:
-    if any(quoting == "double" for command in script.commands for quoting in command.ours):
-        return f"${names.ARGS_VARIABLE} stands in double quotes, so all flags would arrive as one word"
+    problem = _torn(script.commands) or _set_by_itself(script)
+    if problem is not None:
+        return problem
     if any(command.ours for command in script.commands):
-        return f"${names.ARGS_VARIABLE} is only printed, not passed to vLLM"
+        return f"${names.ARGS_VARIABLE} does not stand among arguments of vLLM"
     if script.in_here_document:
         return f"${names.ARGS_VARIABLE} stands only in a here-document"
     return f"it does not expand ${names.ARGS_VARIABLE}"

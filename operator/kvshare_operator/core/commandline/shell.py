@@ -14,10 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from kvshare_operator.core.commandline.words import HOLE, SPILL, Environment
+from kvshare_operator.core.commandline.words import HOLE, OURS, SPILL, Environment
 
-_OURS: Final = "\2"
-"""Inside text handed to eval: an expansion of our variable."""
 _POSITIONAL: Final = "\3"
 """Inside text handed to eval: the place where further positional arguments would appear."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -27,6 +25,8 @@ _DECLARES: Final = frozenset({"export", "local", "declare", "typeset", "readonly
 _MAX_EVAL_DEPTH: Final = 3
 
 Quoting = Literal["none", "double"]
+Reference = Literal["none", "double", "glued"]
+"""How our variable stands: as a word of its own, in double quotes, or glued to other text of the same word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +42,32 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One simple command after expansion.
+    """One simple command after expansion; ``words`` keeps the place of our variable as the word ``OURS``.
 
-    ``ours`` holds the quoting of every expansion of our variable in it, ``positional`` that of every `$@`
-    (``joined`` for a quoted `$*`, which makes one word of all).
+    ``ours`` tells of every expansion of our variable in it, ``positional`` of every `$@` (``joined`` for a
+    quoted `$*`, which makes one word of all, and for `$@` glued to other text).
     """
 
     words: tuple[str, ...]
-    ours: tuple[Quoting, ...] = ()
+    ours: tuple[Reference, ...] = ()
     positional: tuple[Literal["split", "joined"], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """All simple commands of a script, in order, and whether our variable stands in a here-document only."""
+    """All simple commands of a script, in order.
+
+    Attributes:
+        in_here_document: our variable stands in the text of a here-document.
+        sets_ours: the script sets or unsets our variable itself.
+        moves_positional: `$@` is not what the container passes (shift, set, a function's own arguments), or
+            further arguments would change what the script does (`$#`, a `$1` that is not given).
+    """
 
     commands: tuple[Command, ...]
     in_here_document: bool = False
+    sets_ours: bool = False
+    moves_positional: bool = False
 
 
 def read_script(text: str, positional: Sequence[str], env: Environment, variable: str) -> Script:
@@ -69,17 +78,23 @@ def read_script(text: str, positional: Sequence[str], env: Environment, variable
 def _read(text: str, positional: tuple[str, ...], env: Environment, variable: str, depth: int) -> Script:
     scanner = _Scanner(text, variable)
     raw = scanner.run()
-    known = env.without(_assigned(raw))
+    assigned = _assigned(raw)
+    known = env.without(assigned)
     commands: list[Command] = []
+    sets_ours = variable in assigned
+    moves = scanner.defines_function or any(_moves_positional(words, len(positional)) for words in raw)
     for words in raw:
         expansion = _Expansion(positional, known, variable)
         expanded = _strip_reserved(expansion.words(words))
         if expanded and expanded[0] == "eval" and depth < _MAX_EVAL_DEPTH:
             inner = _Expansion(positional, known, variable).source(words[_skip(words, "eval") :])
-            commands.extend(_read(inner, positional, env, variable, depth + 1).commands)
+            evaluated = _read(inner, positional, known, variable, depth + 1)
+            commands.extend(evaluated.commands)
+            sets_ours = sets_ours or evaluated.sets_ours
+            moves = moves or evaluated.moves_positional
         elif expanded:
             commands.append(Command(expanded, tuple(expansion.ours), tuple(expansion.positional_seen)))
-    return Script(tuple(commands), scanner.in_here_document)
+    return Script(tuple(commands), scanner.in_here_document, sets_ours, moves)
 
 
 def _skip(words: Sequence[Sequence[Piece]], name: str) -> int:
@@ -87,6 +102,22 @@ def _skip(words: Sequence[Sequence[Piece]], name: str) -> int:
         if len(word) == 1 and word[0].text == name:
             return number + 1
     return len(words)
+
+
+def _moves_positional(words: Sequence[Sequence[Piece]], given: int) -> bool:
+    """Whether a command changes `$@`, or reads an argument (or their number) that only ours would add."""
+    for word in words:
+        for piece in word:
+            later = piece.kind == "positional" and piece.text.isdigit() and int(piece.text) > given
+            if later or (piece.kind == "unknown" and piece.text == "#"):
+                return True
+    texts = [word[0].text if len(word) == 1 else "" for word in words]
+    for number, text in enumerate(texts):
+        if text in ("shift", "function"):
+            return True
+        if text == "set":
+            return any(not one.startswith(("-", "+")) or one == "--" for one in texts[number + 1 :])
+    return False
 
 
 def _strip_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -118,7 +149,7 @@ class _Expansion:
     given: tuple[str, ...]
     env: Environment
     variable: str
-    ours: list[Quoting] = dataclasses.field(default_factory=list)
+    ours: list[Reference] = dataclasses.field(default_factory=list)
     positional_seen: list[Literal["split", "joined"]] = dataclasses.field(default_factory=list)
 
     def words(self, raw: Sequence[Sequence[Piece]]) -> tuple[str, ...]:
@@ -135,7 +166,7 @@ class _Expansion:
         if piece.kind == "text":
             return piece.text
         if piece.kind == "variable" and piece.text == self.variable:
-            return _OURS
+            return OURS
         if piece.kind == "positional" and piece.text in "@*":
             return " ".join((*self.given, _POSITIONAL))
         value = self._value(piece)
@@ -159,11 +190,13 @@ class _Expansion:
                 current = (current or "") + piece.text
                 continue
             if piece.kind == "variable" and piece.text == self.variable:
-                self.ours.append(piece.quoting)
+                self.ours.append("glued" if piece.quoting == "none" and len(pieces) > 1 else piece.quoting)
+                current = (current or "") + OURS
                 continue
             if piece.kind == "positional" and piece.text in "@*":
                 joined = piece.text == "*" and piece.quoting == "double"
-                self.positional_seen.append("joined" if joined else "split")
+                alone = all(one is piece or (one.kind == "text" and not one.text) for one in pieces)
+                self.positional_seen.append("split" if alone and not joined else "joined")
                 parts = [" ".join(self.given)] if joined and self.given else list(self.given)
             else:
                 value = self._value(piece)
@@ -198,6 +231,7 @@ class _Scanner:
         self.redirect = False
         self.here: list[tuple[str, bool]] = []
         self.in_here_document = False
+        self.defines_function = False
 
     def run(self) -> list[list[list[Piece]]]:
         while self.place < len(self.text):
@@ -227,11 +261,13 @@ class _Scanner:
         elif char == '"':
             self.place += 1
             self._double_quoted()
-        elif char in "$`" + _OURS + _POSITIONAL:
+        elif char in "$`" + OURS + _POSITIONAL:
             self._expansion("none")
         elif char in "<>" or self.text.startswith("&>", self.place):
             self._redirection()
         elif char in ";&|()":
+            if char == "(" and self.word is not None and self.text[self.place + 1 :].lstrip(" \t").startswith(")"):
+                self.defines_function = True
             self._end_command()
             self.place += 1
         else:
@@ -272,7 +308,7 @@ class _Scanner:
                 if follow != "\n":
                     self._add(Piece("text", follow if follow in '$`"\\' else char + follow))
                 self.place += 2
-            elif char in "$`" + _OURS + _POSITIONAL:
+            elif char in "$`" + OURS + _POSITIONAL:
                 self._expansion("double")
             else:
                 self._add(Piece("text", char))
@@ -281,7 +317,7 @@ class _Scanner:
 
     def _expansion(self, quoting: Quoting) -> None:
         char, rest = self.text[self.place], self.text[self.place + 1 :]
-        if char == _OURS:
+        if char == OURS:
             self._take(1, Piece("variable", self.variable, quoting))
         elif char == _POSITIONAL:
             self._take(1, Piece("positional", "*" if quoting == "double" else "@", quoting))

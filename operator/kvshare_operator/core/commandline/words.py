@@ -16,6 +16,8 @@ HOLE: Final = "\0"
 """Stands for text that is not known."""
 SPILL: Final = "\1"
 """Stands for text that is not known and may be any number of words: an unquoted shell expansion."""
+OURS: Final = "\2"
+"""Stands for an expansion of our own variable in a shell script."""
 
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
 _NAME: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
