@@ -103,6 +103,11 @@ def _weights(vllm_config: Any) -> tuple[str, str]:
     load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
     if load_format == "dummy":
         return "", "the weights are random (load format dummy), real weights expected: no other engine has the same"
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        return "", (
+            "KV scales are computed by each engine at run time (--calculate-kv-scales), so equal weights do not give "
+            "equal cache bytes: use a checkpoint with scales"
+        )
     try:
         directory = _model_directory(vllm_config.model_config)
         return weights_digest(weight_files(directory) if directory.is_dir() else [directory]), ""
