@@ -35,6 +35,9 @@ PIN_PERCENT = 5
 REUSE_SECONDS = 4.0
 #: Seconds that a block whose GET failed counts as missing.
 FORGET_SECONDS = 1.0
+#: Seconds without news from the ranks after which the engine may sleep although something is open, instead of spinning
+#: while a store hangs; and seconds after which any call that wakes it makes it look again.
+NEWS_SECONDS, LOOK_AGAIN_SECONDS = 2.0, 0.5
 
 
 class SchedulerSide:
@@ -80,6 +83,7 @@ class SchedulerSide:
         self._pins = Pins(0, self._ranks, self._touch, self._release)
         self._resets = Resets(self._ranks)
         self._tail: list[SaveJob] = []
+        self._last_news = self._last_step = 0.0
         self._unread: set[bytes] = set()
         self._probe: Probe | None = None
         self._reporter = Reporter(self._config)
@@ -278,7 +282,11 @@ class SchedulerSide:
                 saves.append(job)
         decision = self.decision if self._decision_to_send else None
         self._decision_to_send = False
-        return Step(decision, self._saves.epoch, self._loads.take(), tuple(saves))
+        sent = Step(decision, self._saves.epoch, self._loads.take(), tuple(saves))
+        self._last_step = time.monotonic()
+        if decision is not None or sent.loads or saves:
+            self._last_news = self._last_step
+        return sent
 
     def _saving(self, request: Any) -> bool:
         return (
@@ -342,6 +350,7 @@ class SchedulerSide:
             self._unread.clear()
 
     def _take_report(self, report: Report) -> None:
+        self._last_news = time.monotonic()
         if report.facts and self.decision is None:
             self.take_facts([RankFacts.from_json(text) for text in report.facts.values()])
         for job_id, ranks in report.released.items():
@@ -354,8 +363,17 @@ class SchedulerSide:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine must keep stepping although it has no request."""
-        return bool(self._pins.jobs or self._tail or self._resets.waits_for_ranks or self._decision_to_send)
+        """Whether the engine must keep stepping although it has no request.
+
+        vLLM's processes spin while it steps. Pins that outlast a hanging store are released with the next request or
+        call: the engine is idle, so nobody else wants the blocks.
+        """
+        if self._tail or self._decision_to_send:
+            return True
+        if not (self._pins.jobs or self._resets.waits_for_ranks):
+            return False
+        now = time.monotonic()
+        return now - self._last_news < NEWS_SECONDS or now - self._last_step > LOOK_AGAIN_SECONDS
 
     # Reset.
 
@@ -369,6 +387,7 @@ class SchedulerSide:
             self._offered.add(compat.cached_hashes(self._pool))
         if self.decision is not None and self.decision.caches:
             self._resets.begin(self._saves.epoch)
+            self._last_news = time.monotonic()
             self._remove_all()
         return self._pins.jobs == 0 and self._loads.in_flight == 0
 

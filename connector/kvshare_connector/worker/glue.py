@@ -130,7 +130,7 @@ class WorkerSide:
                 self._completions.load_finished(plan.generation, plan.block_ids if holds else (), ())
 
     def start_saves(self, step: Step) -> None:
-        """Start the step's saves; the forward pass has been given to the device."""
+        """Start the step's saves; the forward pass, if there was one, has been given to the device."""
         for job in step.saves:
             if self._transfers is not None:
                 self._transfers.save(job)
