@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: Fields of a model configuration that say where it came from, not what it computes.
 _NOT_IDENTITY = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})
+#: Rotary embeddings whose values do not depend on the context length that an engine is started with.
+_STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3", "mrope", "deepseek_yarn", "deepseek_llama_scaling"})
 _CANARY_BLOCK = tuple(range(16))
 
 
@@ -57,6 +59,7 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str) -> Engine
         identity={
             "model_config": _model_digest(model.hf_config),
             "weights": weights,
+            "rope_length": model.max_model_len if not _rope_types(_config_json(model.hf_config)) <= _STATIC_ROPE else 0,
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(cache.cache_dtype),
             "calculate_kv_scales": bool(getattr(cache, "calculate_kv_scales", False)),
@@ -84,10 +87,32 @@ def _combination_problem(vllm_config: Any) -> str:
     return ""
 
 
+def _config_json(hf_config: Any) -> Any:
+    """The model's configuration after all overrides, as plain values."""
+    return json.loads(hf_config.to_json_string(use_diff=False)) if hasattr(hf_config, "to_json_string") else {}
+
+
 def _model_digest(hf_config: Any) -> str:
     """Digest of the model's configuration after all overrides."""
-    text = json.loads(hf_config.to_json_string(use_diff=False)) if hasattr(hf_config, "to_json_string") else {}
-    return hashlib.sha256(canonical_json(_without_origin(text))).hexdigest()
+    return hashlib.sha256(canonical_json(_without_origin(_config_json(hf_config)))).hexdigest()
+
+
+def _rope_types(value: Any) -> set[str]:
+    """All kinds of rotary embeddings named in a configuration.
+
+    Some, such as longrope, choose their factors by the context length of the engine, so that two engines with equal
+    weights and configurations write different keys.
+    """
+    if isinstance(value, list):
+        return set().union(*map(_rope_types, value))
+    if not isinstance(value, Mapping):
+        return set()
+    found = set().union(*map(_rope_types, value.values()))
+    rope = value.get("rope_parameters") or value.get("rope_scaling")
+    if isinstance(rope, Mapping):
+        kind = rope.get("rope_type") or rope.get("type")
+        found |= {str(kind)} if kind else set()
+    return found
 
 
 def _without_origin(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 #: Number and size of the samples.
 SAMPLES, SAMPLE_BYTES = 256, 4096
-#: Tensors up to this size enter as a whole; of larger ones, this much from the middle. Of very many, evenly chosen ones.
+#: Tensors up to this size enter as a whole, of larger ones this much from the middle; of very many, evenly chosen ones.
 TENSOR_BYTES, MOST_TENSORS = 1024, 4096
 #: A safetensors header larger than this is not one.
 MAX_HEADER = 100 << 20
