@@ -182,6 +182,18 @@ _ROWS: Final = (
         "Allowed: {expected}.",
     ),
     Reason(
+        "AnnotationMisplaced",
+        "(inject) An annotation of ours stands where no pod gets it.",
+        "{places} of {owner} has no effect: only annotations of the pod template reach a pod.",
+        "Move the kvshare.dev annotations to {expected}.",
+    ),
+    Reason(
+        "ManifestInvalid",
+        "(inject) The manifest does not have the shape of a pod; the API server would refuse it.",
+        "{problem}.",
+        "Correct the manifest (kubectl apply --dry-run=server shows the same).",
+    ),
+    Reason(
         "EngineUnsupported",
         "The container runs another engine than vLLM.",
         "container {container!r} runs {program!r}, which is not vLLM.",
@@ -270,6 +282,36 @@ _ROWS: Final = (
         "(status) the store's master does not answer the operator.",
         "{address} does not answer from the operator: {problem}.",
         "Check the address, the master and NetworkPolicies; engines keep serving without the store.",
+    ),
+    Reason(
+        "ManagedStoreDisabled",
+        "(status) the pool asks for a managed store, and this operator manages none.",
+        "store.type is Managed, and managed stores are switched off in this installation.",
+        "Set managedStore.enabled in the chart, or make a pool with store.type External.",
+    ),
+    Reason(
+        "StoreImageMissing",
+        "(status) no image for the managed store is known.",
+        "store.managed.image is not set, and the chart names no image with Mooncake's programs.",
+        "Set store.managed.image in the pool, or managedStore.image in the chart.",
+    ),
+    Reason(
+        "StoreObjectForeign",
+        "(status) an object with the name of one of the store's belongs to somebody else.",
+        "{kind} {name!r} exists and does not belong to this pool.",
+        "Remove or rename it; one that a deleted pool of the same name left disappears by itself.",
+    ),
+    Reason(
+        "StoreRefused",
+        "(status) the API server refuses an object of the managed store: permissions, quota, admission.",
+        "{kind} {name!r} was refused: {problem}.",
+        "Correct the pool, or the permission, quota or policy that is named.",
+    ),
+    Reason(
+        "StoreStarting",
+        "(status) master or nodes of the managed store are not ready.",
+        "{what} of the managed store is ready: {problem}.",
+        "Engines serve without the store until then; if it lasts, look at the store's pods.",
     ),
 )
 

@@ -1,1 +1,1 @@
-"""The command line: kvshare plan and, later, its neighbours."""
+"""The command line of people: one file for each command, and what they read and print."""

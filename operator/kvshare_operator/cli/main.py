@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvshare_operator.cli import plan
+from kvshare_operator.cli import inject, plan
 
 app = typer.Typer(
     name="kvshare",
@@ -22,6 +22,7 @@ def _options() -> None:
 
 
 app.command("plan")(plan.plan)
+app.command("inject")(inject.inject)
 
 
 def main() -> None:

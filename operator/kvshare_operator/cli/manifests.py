@@ -1,0 +1,169 @@
+"""People's manifests: read with comments and order, changed in place, written again as they were.
+
+Why this exists: `kvshare inject -o yaml` must give back the user's file with our additions and nothing else.
+Documents that do not change keep their exact text. Others go through ruamel.yaml; what could not be kept
+(anchors that stand for several places) is written out, and said.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+import itertools
+import pathlib
+import re
+import sys
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.scalarstring import LiteralScalarString
+
+from kvshare_operator.cli.yaml_comments import keep_last, take_trailing
+
+Json = dict[str, Any]
+_MARK: Final = re.compile(r"^(?:---(?=\s|$)|\.\.\.(?=\s|$))", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One YAML document of a file.
+
+    Attributes:
+        source: the file's name, `-` for standard input.
+        text: its exact text, without the mark before it.
+        content: plain values; None for one that holds comments only.
+    """
+
+    source: str
+    text: str
+    content: Any
+
+
+def read_source(path: str) -> tuple[list[Document], list[str]]:
+    """Read a file (`-` is standard input). Return its documents, and every mistake as a sentence."""
+    try:
+        text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return [], [f"{path} cannot be read: {reason}"]
+    documents, mistakes, line = [], [], 1
+    for part in split(text):
+        try:
+            documents.append(Document(path, part, plain(_yaml(part).load(part))))
+        except (YAMLError, ValueError) as error:
+            why = " ".join(str(getattr(error, "problem", None) or error).split())
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}, line {line + mark.line}" if mark else f"{path}, document at line {line}"
+            hint = "; render templates first (helm template, kustomize build)" if "{{" in part else ""
+            mistakes.append(f"{where} is not YAML: {why}{hint}")
+        line += part.count("\n")
+    return documents, mistakes
+
+
+def split(text: str) -> list[str]:
+    """Cut a file at its document marks; every part but the first begins with its own mark, nothing is lost."""
+    cuts = [0, *(match.start() for match in _MARK.finditer(text) if match.start()), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts) if text[start:end]]
+
+
+def plain(node: Any) -> Any:
+    """Return the same values as plain Python, without comments and styles; dates become text, as in Kubernetes."""
+    if isinstance(node, dict):
+        return {str(key): plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [plain(value) for value in node]
+    if node is None or isinstance(node, bool):
+        return node
+    for kind in (int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return str(node)
+
+
+def normalised(document: Document) -> str:
+    """Return the text of a document as it would be written without any change."""
+    return _dump(document, _yaml(document.text).load(document.text))
+
+
+def changed(document: Document, operations: list[Json], expected: Any) -> tuple[str, bool]:
+    """Apply a patch. Return the new text, and whether comments were kept.
+
+    ``expected`` is the document's content after the patch; the text is read again and compared with it.
+    """
+    tree = _yaml(document.text).load(document.text)
+    for operation in operations:
+        _apply(tree, operation)
+    text = _dump(document, tree)
+    if plain(_yaml(text).load(text)) == expected:
+        return text, True
+    mark = "---\n" if document.text.startswith("---") else ""
+    return mark + _dump(document, expected), False
+
+
+def _yaml(text: str) -> YAML:
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = 1_000_000
+    mapping, offset = indentation(text)
+    yaml.indent(mapping=mapping, sequence=offset + 2, offset=offset)
+    yaml.explicit_start = text.startswith("---")
+    return yaml
+
+
+def _dump(document: Document, tree: Any) -> str:
+    out = io.StringIO()
+    _yaml(document.text).dump(tree, out)
+    return out.getvalue()
+
+
+def indentation(text: str) -> tuple[int, int]:
+    """Return how a text indents: spaces of a mapping in a mapping, and of a dash under its key."""
+    mappings: collections.Counter[int] = collections.Counter()
+    dashes: collections.Counter[int] = collections.Counter()
+    before: int | None = None
+    for line in text.splitlines():
+        bare = line.strip()
+        if not bare or bare.startswith(("#", "---", "%")):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if before is not None:
+            if bare.startswith("- ") and indent >= before:
+                dashes[indent - before] += 1
+            elif not bare.startswith("-") and indent > before:
+                mappings[indent - before] += 1
+        while bare.startswith("- "):
+            inner = bare[2:].lstrip()
+            indent, bare = indent + len(bare) - len(inner), inner
+        before = indent if re.search(r":\s*(#.*)?$", bare) else None
+    most = mappings.most_common(1)
+    dash = dashes.most_common(1)
+    return (most[0][0] if most else 2), (dash[0][0] if dash else 0)
+
+
+def _styled(value: Any) -> Any:
+    if isinstance(value, str) and "\n" in value:
+        return LiteralScalarString(value)
+    if isinstance(value, dict):
+        return CommentedMap((key, _styled(one)) for key, one in value.items())
+    return CommentedSeq(_styled(one) for one in value) if isinstance(value, list) else value
+
+
+def _apply(tree: Any, operation: Json) -> None:
+    """Apply one `add` or `replace` of a JSON patch to a tree, in place."""
+    *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    node = tree
+    for part in parents:
+        node = node[int(part)] if isinstance(node, list) else node[part]
+    value = _styled(operation["value"])
+    trailing = take_trailing(node)
+    if isinstance(node, list):
+        if last == "-":
+            node.append(value)
+        else:
+            node[int(last)] = value
+    else:
+        node[last] = value
+    keep_last(node, trailing)
