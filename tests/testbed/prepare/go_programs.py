@@ -170,5 +170,5 @@ def build_step(build: Build) -> Step:
         name=("Kubernetes programs: " if build.module == "kubernetes" else "Programs: ") + ", ".join(names),
         done=build.folder.exists,
         action=make,
-        remedy="check that Go's module proxy is reachable, and 6 GB of free disk and 3 GB of memory",
+        remedy="check that Go's module proxy is reachable, 10 GB of free disk and 3 GB of memory",
     )
