@@ -1,52 +1,25 @@
 """Writes the reference pages that follow from code: ``python docs/generate.py``, ``--check`` fails on a difference.
 
-Needs the environment of the checkout. Nothing on these pages is written by hand.
+Needs the environment of the checkout. Nothing on these pages is written by hand; each has a module in ``generator``.
 """
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kvshare_layout.config import ConnectorConfig
+from generator import annotations, chart_values, cli, connector_config, kvsharepool, metrics, reasons
 
 HERE = Path(__file__).parent
 
-CONFIG_HEAD = """# Keys of `kv_connector_extra_config`
-
-The operator writes them; without an operator they are set by hand:
-
-```
---kv-transfer-config.kv_connector=KVShareConnector
---kv-transfer-config.kv_connector_module_path=kvshare_connector.connector
---kv-transfer-config.kv_role=kv_both
---kv-transfer-config.kv_load_failure_policy=recompute
---kv-transfer-config.kv_connector_extra_config.store_tp_size=4
-```
-
-`kv_load_failure_policy=recompute` matters: vLLM's default fails a request whose load failed.
-Strings that look like a number, `true`, `false` or `null` are written with the prefix `s:`, lists as `s:4,2`.
-Unknown keys and malformed values make the member `isolated`, with every mistake named; they never stop an engine.
-
-| Key | Default | Meaning |
-|---|---|---|
-"""
-
-
-def connector_config() -> str:
-    """The keys of the connector's configuration."""
-    described = re.findall(r"^        (\w+): (.*(?:\n            .*)*)", ConnectorConfig.__doc__ or "", re.MULTILINE)
-    default = ConnectorConfig()
-    rows = []
-    for name, text in described:
-        value = getattr(default, name)
-        shown = "" if value in ((), "", None) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-        meaning = " ".join(text.split()).replace("``", "`")
-        rows.append(f"| `{name}` | {shown} | {meaning} |\n")
-    return CONFIG_HEAD + "".join(rows)
-
-
-PAGES: dict[str, Callable[[], str]] = {"reference/connector-config.md": connector_config}
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/annotations.md": annotations.page,
+    "reference/chart-values.md": chart_values.page,
+    "reference/cli.md": cli.page,
+    "reference/connector-config.md": connector_config.page,
+    "reference/kvsharepool.md": kvsharepool.page,
+    "reference/metrics.md": metrics.page,
+    "reference/reasons.md": reasons.page,
+}
 
 
 def main(arguments: list[str]) -> int:

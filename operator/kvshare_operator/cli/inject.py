@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import inspect
 import json
 import pathlib
 import re
@@ -30,9 +31,6 @@ Examples:
   helm template my-engines | kvshare inject -f - --pool pool.yaml | kubectl apply -f -
 
   kvshare inject -f prefill.yaml -f decode.yaml --pool pool.yaml -o json | jq '.items[].decision'
-
-Like the webhook: give --report-url, --report-ca and --connector-image as the installation has them, or the
-webhook will see foreign flags on pods that were injected here.
 """
 
 
@@ -73,6 +71,9 @@ def inject(
     Works on every kind with a pod template, on lists, and on files with several documents. `yaml` prints the
     files with our additions; comments and order stay. What was decided, and why, goes to standard error.
 
+    Where a webhook runs as well, give --report-url, --report-ca and --connector-image as the installation has
+    them: otherwise the webhook meets flags that are not its own, and leaves those pods as they are.
+
     Exit code 0: everything that opted in is injected; 1: something is refused; 2: wrong usage.
     """
     settings = _settings(connector_image, report_url, report_ca, kubernetes_version, known_image)
@@ -92,7 +93,7 @@ def inject(
         raise typer.Exit(1)
 
 
-inject.__doc__ = f"{inject.__doc__}\n{_EXAMPLES}"
+inject.__doc__ = f"{inspect.cleandoc(inject.__doc__ or '')}\n{_EXAMPLES}"
 
 
 def _settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ Examples:
 
   kubectl get kvsharepool llama -o yaml | kvshare plan -f - -o json
 
-  kvshare plan -f new.yaml --previous old.yaml     would the edit start an empty cache?
+  kvshare plan -f new.yaml --previous old.yaml   # would the edit start an empty cache?
 """
 
 
@@ -86,7 +87,7 @@ def plan(
         raise typer.Exit(1)
 
 
-plan.__doc__ = f"{plan.__doc__}\n{_EXAMPLES}"
+plan.__doc__ = f"{inspect.cleandoc(plan.__doc__ or '')}\n{_EXAMPLES}"
 
 
 def _from_file(path: str, kv_heads: int | None) -> PlannedPool:

@@ -1,0 +1,39 @@
+"""reference/annotations.md, from the operator's list of names."""
+
+from generator.source import cell, constants_with_docstrings
+
+NAMES = "operator/kvshare_operator/api/names.py"
+HEAD = """# Annotations, labels and conditions
+
+Annotations that users write belong into the **pod template** (`spec.template.metadata.annotations`), not on the
+Deployment itself; `kvshare inject` points out misplaced ones. Values are text: numbers need quotes.
+"""
+EXAMPLE = """
+## Example
+
+```yaml
+spec:
+  template:
+    metadata:
+      annotations:
+        kvshare.dev/pool: llama-70b
+        kvshare.dev/role: prefill
+        kvshare.dev/tensor-parallel-size: "4"   # only if the command line does not show it
+```
+
+`kubectl wait --for=condition=kvshare.dev/Shared pod/NAME` waits until a member has reported that it shares.
+"""
+
+
+def page() -> str:
+    """Every name that users meet on pods."""
+    out, last = [HEAD], ""
+    for section, _, value, text in constants_with_docstrings(NAMES):
+        if not value or "/" not in value or not value.startswith("kvshare.dev/") or not text:
+            continue
+        if section != last:
+            title = section[:1].upper() + section[1:]
+            out.append(f"\n## {title}\n\n| Name | Meaning |\n|---|---|\n")
+            last = section
+        out.append(f"| `{value}` | {cell(text)} |\n")
+    return "".join(out) + EXAMPLE
