@@ -99,6 +99,11 @@ def cluster(state: Path, *, images: Sequence[Path] = (), keep: bool = False) -> 
         NotReadyError: if a program does not start, with the last lines of its log.
     """
     _check_machine(state)
+    missing = [archive.name for archive in images if not archive.exists()]
+    if missing:
+        raise ClusterImpossibleError(
+            f"no image {', '.join(missing)}: the sources have changed since the preparation; run `make prepare`"
+        )
     place = State(state)
     with _only_cluster():
         _remove_leftovers()

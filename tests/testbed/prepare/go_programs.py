@@ -68,8 +68,8 @@ API_SERVER_BUILDS = (
     _kubernetes("kube-apiserver"),
     _kubernetes("kubectl"),
 )
+CONTROLLER_BUILDS = (_kubernetes("kube-controller-manager", "kube-scheduler"),)
 NODE_BUILDS = (
-    _kubernetes("kube-controller-manager", "kube-scheduler"),
     _kubernetes("kubelet", "kube-proxy"),
     Build(
         "containerd",
@@ -82,7 +82,7 @@ NODE_BUILDS = (
     Build("pause", (("pause", "kvshare.dev/testbed/pause"),)),
 )
 HELM_BUILDS = (Build("helm", (("helm", "helm.sh/helm/v4/cmd/helm"),)),)
-ALL_BUILDS = (*API_SERVER_BUILDS, *NODE_BUILDS, *HELM_BUILDS)
+ALL_BUILDS = (*API_SERVER_BUILDS, *CONTROLLER_BUILDS, *NODE_BUILDS, *HELM_BUILDS)
 
 
 def program(name: str) -> Path:

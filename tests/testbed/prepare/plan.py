@@ -15,7 +15,8 @@ def fast() -> list[Step]:
 
 def apiserver() -> list[Step]:
     """For contract tests on a kube-apiserver and of the chart."""
-    return [*fast(), go_programs.go(), *_builds((*go_programs.API_SERVER_BUILDS, *go_programs.HELM_BUILDS))]
+    builds = (*go_programs.API_SERVER_BUILDS, *go_programs.CONTROLLER_BUILDS, *go_programs.HELM_BUILDS)
+    return [*fast(), go_programs.go(), *_builds(builds)]
 
 
 def engine() -> list[Step]:
