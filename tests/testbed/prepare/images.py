@@ -21,6 +21,7 @@ from testbed.prepare.step import Step, key_of
 BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libgomp1", *STORE_LIBRARIES)
 BASE = f"localhost/kvshare-debian:{key_of(versions.DEBIAN_SUITE, BASE_PACKAGES)}"
 STORAGE = places.CACHE / "buildah"
+KEPT_ARCHIVES = 5
 CERTIFICATES = Path("/etc/ssl/certs")
 
 
@@ -149,7 +150,9 @@ def image(wanted: Image, context: Path = places.REPOSITORY) -> Step:
 
 
 def _remove_older(wanted: Image) -> None:
-    for file in places.IMAGES.glob(f"{wanted.name}-*.tar"):
+    """Keep the newest few archives: other checkouts on this machine may be about to use theirs."""
+    found = sorted(places.IMAGES.glob(f"{wanted.name}-*.tar"), key=lambda file: file.stat().st_mtime)
+    for file in found[:-KEPT_ARCHIVES]:
         file.unlink()
 
 
