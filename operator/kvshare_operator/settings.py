@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvshare_operator.core.injection.settings import KNOWN_IMAGES
+from kvshare_operator.core.store.settings import StoreSettings
 
 
 class SettingsError(ValueError):
@@ -34,6 +35,11 @@ class Settings:
         connector_pull_policy: its pull policy (KVSHARE_CONNECTOR_PULL_POLICY).
         connector_pull_secrets: its pull secrets (KVSHARE_CONNECTOR_PULL_SECRETS).
         known_images: regular expressions of images whose ENTRYPOINT runs vLLM, one a line (KVSHARE_KNOWN_IMAGES).
+        managed_store: Enabled or Disabled: whether stores are run for pools (KVSHARE_MANAGED_STORE).
+        store_image: image with Mooncake's programs where a pool names none (KVSHARE_STORE_IMAGE).
+        store_pull_policy: its pull policy (KVSHARE_STORE_PULL_POLICY).
+        store_pull_secrets: its pull secrets, in the pools' namespaces (KVSHARE_STORE_PULL_SECRETS).
+        store_run_as_user: user id of the store's pods; 0 leaves it to image or platform (KVSHARE_STORE_RUN_AS_USER).
         report_port: port of the report endpoint in the Service's URL (KVSHARE_REPORT_PORT).
         admission_port: port that the webhook listens on (KVSHARE_ADMISSION_PORT).
         health_port: plain HTTP with /healthz and /metrics (KVSHARE_HEALTH_PORT).
@@ -54,6 +60,11 @@ class Settings:
     connector_pull_policy: str = ""
     connector_pull_secrets: tuple[str, ...] = ()
     known_images: tuple[str, ...] = KNOWN_IMAGES
+    managed_store: str = "Enabled"
+    store_image: str = ""
+    store_pull_policy: str = ""
+    store_pull_secrets: tuple[str, ...] = ()
+    store_run_as_user: int = 65532
     report_port: int = 9444
     admission_port: int = 9443
     health_port: int = 8080
@@ -66,6 +77,17 @@ class Settings:
     def report_url(self) -> str:
         """Where members report."""
         return f"https://{self.service}.{self.namespace}.svc:{self.report_port}/v1/report"
+
+    @property
+    def store(self) -> StoreSettings:
+        """What managed stores are built with."""
+        return StoreSettings(
+            operator_namespace=self.namespace,
+            image=self.store_image,
+            pull_policy=self.store_pull_policy,
+            pull_secrets=self.store_pull_secrets,
+            run_as_user=self.store_run_as_user,
+        )
 
     @property
     def dns_names(self) -> tuple[str, ...]:
@@ -85,6 +107,12 @@ def _lines(text: str) -> tuple[str, ...]:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError("a whole number of at least 1 expected")
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError("a whole number of at least 0 expected")
     return int(text)
 
 
@@ -109,6 +137,11 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "connector_pull_policy": _one_of("", "Always", "IfNotPresent", "Never"),
     "connector_pull_secrets": _list,
     "known_images": _lines,
+    "managed_store": _one_of("Enabled", "Disabled"),
+    "store_image": str,
+    "store_pull_policy": _one_of("", "Always", "IfNotPresent", "Never"),
+    "store_pull_secrets": _list,
+    "store_run_as_user": _not_negative,
     "report_port": _positive,
     "admission_port": _positive,
     "health_port": _positive,

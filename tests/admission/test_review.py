@@ -112,9 +112,6 @@ def test_reject_denies_with_reason_and_remedy_and_changes_nothing() -> None:
 
 TROUBLE: dict[str, Json | None] = {
     "no such pool": None,
-    "a pool that this version cannot serve": pool_p1(
-        onConflict="Reject", store={"type": "Managed", "managed": {"capacityPerNode": "1Gi"}}
-    ),
     "a pool without a Store TP": pool_p1(onConflict="Reject", model={"name": "org/m", "kvHeads": 7}),
     "a pool stored under looser rules": pool_p1(onConflict="Reject", prefill={"tensorParallelSizes": "4,2"}),
     "a pool with a bool for a size": pool_p1(onConflict="Reject", prefill={"tensorParallelSizes": [True]}),

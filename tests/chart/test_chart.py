@@ -122,6 +122,31 @@ def test_pods_pass_the_restricted_standard_without_a_fixed_user(objects: list[Js
         assert "POD_ID" in str(spec)
 
 
+MANAGED_STORE = {
+    (resource, "get,create,patch")
+    for resource in ("deployments", "statefulsets", "services", "poddisruptionbudgets", "networkpolicies")
+}
+
+
+def test_permissions_for_managed_stores_go_with_their_switch() -> None:
+    """Without it the controller writes nothing but status and events, and is told so."""
+    objects = rendered("managedStore.enabled=false")
+    rules = one(objects, "ClusterRole", "kvshare-controller")["rules"]
+    assert not {resource for rule in rules for resource in rule["resources"]} & {name for name, _ in MANAGED_STORE}
+    container = one(objects, "Deployment", "kvshare-controller")["spec"]["template"]["spec"]["containers"][0]
+    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    assert read_settings(environment).managed_store == "Disabled"
+
+
+def test_image_and_user_of_managed_stores_reach_the_controller() -> None:
+    """As the values say."""
+    sets = ("managedStore.image=example.org/mooncake:1", "managedStore.pullSecrets={a,b}", "managedStore.runAsUser=0")
+    container = one(rendered(*sets), "Deployment", "kvshare-controller")["spec"]["template"]["spec"]["containers"][0]
+    store = read_settings({entry["name"]: entry.get("value", "") for entry in container["env"]}).store
+    assert (store.image, store.pull_secrets, store.run_as_user) == ("example.org/mooncake:1", ("a", "b"), 0)
+    assert (store.operator_namespace, store.pull_policy) == ("kvshare-system", "IfNotPresent")
+
+
 def test_permissions_are_the_smallest(objects: list[Json]) -> None:
     """No pod write, one Secret by name, one webhook configuration by name."""
     wanted = {
@@ -133,7 +158,7 @@ def test_permissions_are_the_smallest(objects: list[Json]) -> None:
             ("kvsharepools", "get,list,watch"), ("kvsharepools/status", "patch"), ("pods", "list,watch"),
             ("customresourcedefinitions", "list,watch"), ("events", "create"),
             ("mutatingwebhookconfigurations", "get,patch"),
-        },
+        } | MANAGED_STORE,
     }  # fmt: skip
     for name, permissions in wanted.items():
         rules = one(objects, "ClusterRole", name)["rules"]

@@ -79,7 +79,6 @@ def test_store_tp_divides_the_heads_and_is_a_multiple_of_each_effective_size(siz
 
 
 UNSUPPORTED = [
-    {"store": {"type": "Managed", "managed": {"capacityPerNode": "1Gi"}}},
     {"connector": {"onExistingConnector": "Compose"}},
     {"connector": {"onExistingConnector": "Replace"}},
 ]

@@ -40,6 +40,13 @@ REPORT_CA: Final = "kvshare.dev/report-ca"
 MEMBER: Final = "kvshare.dev/member"
 """Label with the pool's name on injected pods, so that the controller watches members only."""
 
+# -- on objects of managed stores -------------------------------------------------------------------
+
+STORE: Final = "kvshare.dev/store"
+"""Label with the pool's name on everything of its managed store."""
+APPLIED: Final = "kvshare.dev/applied"
+"""Annotation: digest of what the controller applied, so that it notices what it no longer wants."""
+
 # -- pod conditions that the operator writes --------------------------------------------------------
 
 SHARED: Final = "kvshare.dev/Shared"

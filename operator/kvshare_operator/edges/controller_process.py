@@ -19,6 +19,7 @@ from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.metrics import HealthSite
 from kvshare_operator.edges.reconcile_loop import ReconcileLoop
 from kvshare_operator.edges.secrets import CertificateKeeper
+from kvshare_operator.edges.store_keeper import StoreKeeper
 from kvshare_operator.edges.webhook_process import configure
 from kvshare_operator.settings import Settings
 
@@ -33,7 +34,8 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     state = ClusterState()
     gatherer = Gatherer(api, state, settings.connector_image, settings.watch_namespaces)
     keeper = CertificateKeeper(api, settings)
-    loop = ReconcileLoop(gatherer, keeper, settings.full_pass_seconds, settings.sweep_seconds)
+    stores = StoreKeeper(api, settings.store) if settings.managed_store == "Enabled" else None
+    loop = ReconcileLoop(gatherer, keeper, settings.full_pass_seconds, settings.sweep_seconds, stores)
     health = HealthSite(settings.health_port, alive=lambda: time.monotonic() - loop.beat < _STUCK_SECONDS)
     tasks: list[asyncio.Task[None]] = []
 

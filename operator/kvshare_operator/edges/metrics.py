@@ -16,6 +16,7 @@ REVIEW_SECONDS: Final = Histogram("kvshare_operator_review_seconds", "Time of on
 REPORTS: Final = Counter("kvshare_operator_reports", "Member reports, by result.", ["result"], registry=REGISTRY)
 RECONCILES: Final = Counter("kvshare_operator_reconciles", "Pools looked at, by result.", ["result"], registry=REGISTRY)
 STATUS_WRITES: Final = Counter("kvshare_operator_status_writes", "Writes of a pool's status.", registry=REGISTRY)
+STORE_WRITES: Final = Counter("kvshare_operator_store_writes", "Writes of managed stores' objects.", registry=REGISTRY)
 MEMBERS: Final = Gauge(
     "kvshare_operator_members", "Members of a pool, by what they reported.", ["namespace", "pool", "verdict"],
     registry=REGISTRY,

@@ -8,6 +8,8 @@ hold, so it can be killed at any moment. It has no rule of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +23,7 @@ from kvshare_operator.edges.apply import apply_status, tell_pod
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import Gatherer, Key
 from kvshare_operator.edges.secrets import CertificateKeeper
+from kvshare_operator.edges.store_keeper import StoreKeeper
 
 log = logging.getLogger("kvshare.loop")
 _GATHER_BURST_SECONDS: Final = 0.2
@@ -36,9 +39,14 @@ class ReconcileLoop:
     """
 
     def __init__(
-        self, gatherer: Gatherer, keeper: CertificateKeeper | None, full_pass_seconds: float, sweep_seconds: float
+        self,
+        gatherer: Gatherer,
+        keeper: CertificateKeeper | None,
+        full_pass_seconds: float,
+        sweep_seconds: float,
+        stores: StoreKeeper | None = None,
     ) -> None:
-        self.gatherer, self.keeper = gatherer, keeper
+        self.gatherer, self.keeper, self.stores = gatherer, keeper, stores
         self.state = gatherer.state
         self.beat = time.monotonic()
         self._every: list[_Repeated] = [
@@ -103,19 +111,22 @@ class ReconcileLoop:
         pool = self.state.pools.get(key)
         if pool is None:
             return "gone"
-        try:
-            address = view(pool, self.gatherer.default_image).resolution.master_address
-        except SpecError:
-            address = None
+        address, store = None, None
+        with contextlib.suppress(SpecError):
+            seen = view(pool, self.gatherer.default_image)
+            address = seen.resolution.master_address
+            if self.stores is not None and seen.spec.store.type == "Managed":
+                store = await self.stores.keep(pool, seen.spec)
         gathered = await self.gatherer.gather(key, address)
         if gathered is None:
             return "gone"
+        gathered = dataclasses.replace(gathered, store=store)
         status = next_status(gathered)
         counts = status.members.model_dump() if status.members else {}
         for verdict, count in counts.items():
             metrics.MEMBERS.labels(*key, verdict).set(count)
         written = await apply_status(self.gatherer.api, pool, status)
-        if gathered.reach.reached is False:
+        if gathered.reach.reached is False or (store is not None and not store.complete):
             self._later(key)
         return "written" if written else "unchanged"
 

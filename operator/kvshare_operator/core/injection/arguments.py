@@ -6,27 +6,12 @@ Every flag is one word without quotes, blanks or braces, so that shells cannot t
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from kvshare_layout import config
 from kvshare_operator.api import names
 from kvshare_operator.core.commandline.flags import Arguments
 from kvshare_operator.core.injection.settings import InjectionSettings
 from kvshare_operator.core.pool.view import PoolView
-
-_UNITS: Final = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
-}  # fmt: skip
-
-
-def bytes_of(quantity: str) -> int:
-    """Return a Kubernetes quantity (`256Mi`, `1G`, `1.5Gi`) in bytes. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|)", quantity)
-    if match is None:
-        raise ValueError(f"{quantity!r} given, a quantity such as 256Mi expected")
-    return int(float(match[1]) * _UNITS[match[2]])
+from kvshare_operator.core.quantity import bytes_of
 
 
 def connector_config(pool: PoolView, role: str, settings: InjectionSettings) -> config.ConnectorConfig:

@@ -16,6 +16,7 @@ from kvshare_layout import heads, keys
 from kvshare_layout.errors import LayoutError
 from kvshare_operator.api.pool import Spec, Status
 from kvshare_operator.api.reasons import Refusal, refusal
+from kvshare_operator.core.store import identity
 
 Source = Literal["pinned", "lcm", "sticky"]
 
@@ -30,7 +31,7 @@ class Resolution:
         provisional: True while the number of KV heads is unknown.
         kv_heads: total KV heads, declared or reported; None while unknown.
         cache_namespace: pool prefix of all keys.
-        master_address: store address as every member gets it; None without an external store.
+        master_address: store address as every member gets it; None when the spec names no store.
         warnings: sentences about what works but may surprise.
         mistakes: what keeps the pool from being used, worst first.
     """
@@ -68,6 +69,8 @@ def resolve(namespace: str, name: str, spec: Spec, status: Status | None = None)
     if spec.store.external is not None:
         address, warnings, wrong = full_address(spec.store.external.master_address, namespace)
         mistakes.extend(refusal("SpecInvalid", problem=problem) for problem in wrong)
+    elif spec.store.managed is not None:
+        address = identity.master_address(namespace, name)
     if provisional and store_tp is not None:
         warnings.append(
             f"Store TP {store_tp} is provisional: model.kvHeads is not declared and no member has reported it"
@@ -99,8 +102,6 @@ def _stuck(kept: int, spec: Spec, kv_heads: int | None) -> int | None:
 def _unsupported(spec: Spec) -> list[Refusal]:
     """What the schema takes and this version does not do: said, never half done."""
     found = []
-    if spec.store.type == "Managed":
-        found.append(refusal("Unsupported", field="store.type", given="Managed", expected="External"))
     if spec.connector.on_existing_connector != "Refuse":
         given = spec.connector.on_existing_connector
         found.append(refusal("Unsupported", field="connector.onExistingConnector", given=given, expected="Refuse"))

@@ -26,7 +26,8 @@ def revision(spec: Spec, resolution: Resolution, connector_image: str) -> str:
         "pipelineParallelSizes": sorted(spec.pipeline_parallel_sizes),
         "saveDecodeCache": spec.decode.save_decode_cache if spec.decode else "Disabled",
         "cache": spec.cache.model_dump(mode="json"),
-        "store": spec.store.model_dump(mode="json"),
+        # How a managed store is run does not reach members: scaling it outdates nobody.
+        "store": {**spec.store.model_dump(mode="json"), "managed": None},
         "masterAddress": resolution.master_address,
         "source": spec.connector.source,
         "image": connector_image if spec.connector.source != "Image" else "",

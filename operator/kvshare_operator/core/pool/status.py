@@ -23,6 +23,7 @@ from kvshare_operator.core.pool.resolve import Resolution, resolve
 from kvshare_operator.core.pool.revision import revision
 from kvshare_operator.core.pool.view import connector_image
 from kvshare_operator.core.server_version import Version, image_volume_problem
+from kvshare_operator.core.store.health import StoreState, managed_finding
 
 _MAX_FINGERPRINTS, _MAX_PROBLEMS, _MAX_FIELDS = 8, 20, 16
 
@@ -46,6 +47,7 @@ class Gathered:
         default_image: payload image where the spec names none.
         now: the time, with zone.
         server_version: (major, minor) of the cluster, None when it cannot be read.
+        store: the managed store; None with an external one, or where none is managed.
     """
 
     pool: Mapping[str, Any]
@@ -54,6 +56,7 @@ class Gathered:
     default_image: str
     now: datetime.datetime
     server_version: Version | None = None
+    store: StoreState | None = None
 
 
 def next_status(gathered: Gathered) -> Status:
@@ -117,7 +120,11 @@ def _findings(spec: Spec, resolution: Resolution, gathered: Gathered, census: _C
         resolved = from_refusal(names.STORE_TP_RESOLVED, conflict)
     else:
         resolved = _resolved(spec, resolution)
-    reachable = _reachable(resolution, gathered.reach)
+    if spec.store.type == "Managed":
+        reach = gathered.reach
+        reachable = managed_finding(gathered.store, resolution.master_address or "", reach.reached, reach.problem)
+    else:
+        reachable = _reachable(resolution, gathered.reach)
     consistent = census.consistent()
     first = next((f for f in (accepted, resolved, reachable) if f.status != "True"), None)
     if first is not None:

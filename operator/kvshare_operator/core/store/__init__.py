@@ -1,0 +1,1 @@
+"""The Mooncake store that the operator runs for a pool: pure builders and judgements, no cluster."""
