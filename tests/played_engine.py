@@ -8,7 +8,7 @@ process or opens a connection.
 import copy
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +195,10 @@ class World:
             compared += 1
         return compared
 
+    def number(self, key: str) -> int:
+        """Block number of an object in its text; -1 for other keys."""
+        return -1 if "kfull" not in key else self.texts[keys.parse_object_key(key)[1]][1]
+
     #: Layers of every stage, and number of shards, by key; set by ``Engine``.
     cut_of: Callable[[str], tuple[list[list[int]], int]] = lambda _: ([], 1)
 
@@ -303,7 +307,7 @@ class Engine:
         tp: int = 1,
         pp: int = 1,
         layout: str = "LBNHC",
-        blocks: int = 200,
+        blocks: int = 400,
         asynchronous: bool = False,
         role: str = "both",
         kv_role: str = "kv_both",
@@ -345,6 +349,7 @@ class Engine:
         )
         init_none_hash(function)
         self._wait_for_clients()
+        self.work_tables = self.scheduler.kv_cache_manager.get_block_ids
         self._aggregator = KVOutputAggregator(len(self.ranks))
         self._texts: dict[str, Text] = {}
         self._requests: dict[str, Any] = {}
@@ -352,6 +357,7 @@ class Engine:
         self.outputs: dict[str, list[int]] = {}
         self.external_tokens: dict[str, int] = {}
         self.metadata: list[Any] = []
+        self._counters: Counter[str] = Counter()
         decision = self.side.decision
         if decision is not None and decision.verdict.state == "shared":
             layers, shards = [list(stage.layers) for stage in decision.stages], decision.store_tp
@@ -438,7 +444,7 @@ class Engine:
             request, text = self.scheduler.requests[request_id], self._texts[request_id]
             start = starts[request_id]
             sampled = [] if request.is_prefill_chunk else text.tokens(start + count + 1)[-1:]
-            table = list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+            table = list(self.work_tables(request_id)[0])
             work.append(Work(request_id, text, table, start, start + count, sampled))
         return work
 
@@ -456,6 +462,8 @@ class Engine:
         self._note_hashes(work)
         merged = self._aggregator.aggregate(results)
         for outputs in self.scheduler.update_from_output(output, merged).values():
+            if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
+                self._counters.update(outputs.scheduler_stats.kv_connector_stats["counters"])
             for item in outputs.outputs:
                 self.outputs[item.request_id].extend(item.new_token_ids)
                 if item.prefill_stats is not None:
@@ -507,6 +515,17 @@ class Engine:
     def used_blocks(self) -> int:
         """Blocks that somebody holds, without the null block."""
         return int(self.pool.num_gpu_blocks - self.pool.get_num_free_blocks() - 1)
+
+    @property
+    def loads_planned(self) -> int:
+        """Loads that the ranks were told to start."""
+        return sum(len(metadata.step.loads) for metadata in self.metadata)
+
+    def count(self, name: str) -> float:
+        """A counter, summed over all ranks and the scheduler."""
+        for counters in (self.side.counters.drain(), *(rank.connector._worker_side.counters() for rank in self.ranks)):
+            self._counters.update(counters)
+        return self._counters[name]
 
     def describe(self) -> str:
         """Where the engine stands, for messages."""

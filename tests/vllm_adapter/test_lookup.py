@@ -59,6 +59,15 @@ def test_a_miss_holds_until_the_request_has_more_blocks(lookups: Lookups) -> Non
     assert _asked(lookups, now=100).block_hashes == HASHES
 
 
+def test_a_preempted_request_is_looked_up_anew(lookups: Lookups) -> None:
+    """C13: a miss of a second ago says nothing about blocks that have been saved since."""
+    lookups.answer("r", _asked(lookups).serial, 0, 0)
+    assert lookups.ask("r", 0, HASHES, 1) == 0
+    result = lookups.ask("r", 0, HASHES, 1, preemptions=1)
+    assert isinstance(result, Question)
+    assert lookups.ask("r", 0, HASHES, 1, preemptions=1) is None
+
+
 def test_after_a_failed_load_every_answer_is_no_hit_until_blocks_are_allocated(lookups: Lookups) -> None:
     """F3: a refused allocation repeats the lookup; answering "no hit" once would loop."""
     lookups.bypass("r")

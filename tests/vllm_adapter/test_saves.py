@@ -70,6 +70,15 @@ def test_what_was_offered_is_not_offered_again_unless_it_did_not_arrive() -> Non
     assert _next(saves, 12) == [1, 2]
 
 
+def test_blocks_without_room_come_again() -> None:
+    """F5: the pins of the last step are gone in the next."""
+    saves = Saves(BOTH, 4, Offered())
+    assert _next(saves, 16) == [0, 1, 2, 3]
+    saves.job([0, 1], HASHES, [5, 6, 7, 8])
+    saves.put_back("r", 2)
+    assert _next(saves, 17) == [2, 3]
+
+
 def test_a_reset_starts_a_new_epoch_and_offers_everything() -> None:
     """C10: jobs of the old epoch are recognised."""
     saves = Saves(BOTH, 4, Offered())

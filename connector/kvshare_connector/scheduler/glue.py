@@ -211,7 +211,8 @@ class SchedulerSide:
         # The last token is always computed, so that there is something to sample from.
         usable = (request.num_tokens - 1) // self._block_tokens
         before = self._lookups.timeouts
-        result = self._lookups.ask(request.request_id, start, tuple(request.block_hashes[:usable]), now)
+        hashes, preemptions = tuple(request.block_hashes[:usable]), request.num_preemptions
+        result = self._lookups.ask(request.request_id, start, hashes, now, preemptions=preemptions)
         self.counters.add("lookup_timeouts", self._lookups.timeouts - before)
         if isinstance(result, Question):
             if not self._probe.answers_soon:
@@ -317,7 +318,11 @@ class SchedulerSide:
         )
         numbers = [n for n in numbers if not self._pool.blocks[table[n]].is_null]
         room = self._pins.room(len(numbers))
-        self.counters.add("dropped_save_blocks", len(numbers) - room)
+        if room < len(numbers):
+            # Packed blocks are released within milliseconds: the request's next step, or its end, tries again.
+            self._saves.put_back(request.request_id, numbers[room])
+            if request.is_finished():
+                self.counters.add("dropped_save_blocks", len(numbers) - room)
         if not room:
             return None
         job = self._saves.job(numbers[:room], hashes, table)

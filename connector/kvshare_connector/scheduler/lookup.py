@@ -24,6 +24,7 @@ class _State:
     start: int
     end: int
     asked_at: float
+    preemptions: int
     found: int | None = None
     answered_at: float = 0.0
 
@@ -45,7 +46,9 @@ class Lookups:
         self._serial = 0
         self.timeouts = 0
 
-    def ask(self, request_id: str, start: int, hashes: tuple[bytes, ...], now: float) -> int | Question | None:
+    def ask(
+        self, request_id: str, start: int, hashes: tuple[bytes, ...], now: float, *, preemptions: int = 0
+    ) -> int | Question | None:
         """How many blocks from ``start`` on are in the store.
 
         Args:
@@ -53,6 +56,7 @@ class Lookups:
             start: first block of interest: what the local cache already holds.
             hashes: hashes of all blocks that may be loaded, from block 0 on.
             now: a monotonic clock.
+            preemptions: how often the request has lost its blocks; what was saved of them since may be found now.
 
         Returns:
             a number of blocks; or a question that must be asked first; or None while one is under way.
@@ -60,7 +64,7 @@ class Lookups:
         if request_id in self._bypassed or start >= len(hashes):
             return 0
         state = self._states.get(request_id)
-        if state is not None and self._usable(state, start, len(hashes), now):
+        if state is not None and state.preemptions == preemptions and self._usable(state, start, len(hashes), now):
             if state.found is None:
                 if now - state.asked_at <= self._timeout:
                     return None
@@ -68,7 +72,7 @@ class Lookups:
                 self.timeouts += 1
             return max(0, self._cut(hashes, state, now) - start)
         self._serial += 1
-        self._states[request_id] = _State(self._serial, start, len(hashes), now)
+        self._states[request_id] = _State(self._serial, start, len(hashes), now, preemptions)
         return Question(request_id, self._serial, start, hashes[start:])
 
     def _usable(self, state: _State, start: int, end: int, now: float) -> bool:

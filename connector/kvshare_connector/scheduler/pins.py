@@ -27,13 +27,10 @@ class Pins:
         self._budget, self._ranks, self._touch, self._release = budget, ranks, touch, release
         self._jobs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._blocks = 0
-        self.dropped = 0
 
     def room(self, wanted: int) -> int:
-        """How many of ``wanted`` blocks fit into the budget; the rest counts as dropped."""
-        granted = max(0, min(wanted, self._budget - self._blocks))
-        self.dropped += wanted - granted
-        return granted
+        """How many of ``wanted`` blocks fit into the budget."""
+        return max(0, min(wanted, self._budget - self._blocks))
 
     def pin(self, job_id: int, block_ids: Sequence[int]) -> None:
         """Pin the blocks of a job. The caller has asked for ``room``."""

@@ -97,7 +97,7 @@ class Saves:
     def next_blocks(
         self, request_id: str, *, ready_tokens: int, prompt_tokens: int, hashes: Sequence[bytes]
     ) -> list[int]:
-        """Numbers of the blocks to save now; each is returned once per residence of the request.
+        """Numbers of the blocks to save now; each is returned once per residence of the request, unless put back.
 
         Args:
             request_id: the request.
@@ -117,6 +117,10 @@ class Saves:
             if (self._rule.prompt if number < prompt_blocks else self._rule.decode)
             and hashes[number] not in self._offered
         ]
+
+    def put_back(self, request_id: str, number: int) -> None:
+        """There was no room for block ``number`` and what follows: ``next_blocks`` returns them again."""
+        self._done[request_id] = number
 
     def job(self, numbers: Sequence[int], hashes: Sequence[bytes], block_ids: Sequence[int]) -> SaveJob:
         """Make a job of block numbers that ``next_blocks`` returned.

@@ -7,6 +7,7 @@ puts, one gets. Every job ends in exactly one report, whatever happens on the wa
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 OBJECTS_PER_CALL = 64
 #: Segments of one call to the store.
 SEGMENTS_PER_CALL = 1024
+#: Seconds that closing waits for calls that hang.
+CLOSE_SECONDS = 2.0
 
 Count = Callable[[str, float], None]
 
@@ -146,8 +149,9 @@ class Transfers:
         self._loads.put(None)
         self._sending.put(None)
         self._arena.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
-            thread.join(timeout=2.0)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     # Saving.
 
