@@ -31,3 +31,16 @@ def plan(made: Json | None = None, settings: StoreSettings = SETTINGS) -> StoreP
     found = outcome(made or pool(), settings)
     assert isinstance(found, StorePlan), found.sentence()
     return found
+
+
+CASES: dict[str, tuple[Json, StoreSettings]] = {
+    "tcp": (pool(), StoreSettings(image="example.org/mooncake:1", pull_policy="IfNotPresent")),
+    "rdma": (
+        pool(
+            {"nodes": 4, "capacityPerNode": "256Gi", "image": "corp/mooncake:2", "nodeSelector": {"pool": "kv"}},
+            protocol="RDMA",
+            rdma=RDMA,
+        ),
+        StoreSettings(operator_namespace="kvs", pull_secrets=("corp", "corp"), run_as_user=0),
+    ),
+}

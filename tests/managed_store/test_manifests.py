@@ -23,21 +23,10 @@ from kvshare_operator.core.store import identity, master
 from kvshare_operator.core.store.objects import object_path, says, store_objects
 from kvshare_operator.core.store.plan import GIB, master_limit, node_memory
 from kvshare_operator.core.store.settings import StoreSettings
-from managed_pools import RDMA, outcome, plan, pool
+from managed_pools import CASES, outcome, plan, pool
 from pods import Json, pool_p1
 
 TESTDATA = pathlib.Path(__file__).parent / "testdata"
-CASES: dict[str, tuple[Json, StoreSettings]] = {
-    "tcp": (pool(), StoreSettings(image="example.org/mooncake:1", pull_policy="IfNotPresent")),
-    "rdma": (
-        pool(
-            {"nodes": 4, "capacityPerNode": "256Gi", "image": "corp/mooncake:2", "nodeSelector": {"pool": "kv"}},
-            protocol="RDMA",
-            rdma=RDMA,
-        ),
-        StoreSettings(operator_namespace="kvs", pull_secrets=("corp", "corp"), run_as_user=0),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", CASES)
