@@ -208,13 +208,13 @@ def test_edit_by_hand_is_put_back(running: Running) -> None:
     assert selector["kvshare.dev/store"] == "p1"
 
 
-def test_store_is_scaled_up_and_down(running: Running) -> None:
+@pytest.mark.parametrize("count", [4, 1, 2])
+def test_store_is_scaled_up_and_down(running: Running, count: int) -> None:
     """The master's pod stays the same."""
     (master,) = [name for name in running.pods() if "master" in name]
-    for count in (4, 1, 2):
-        running.kubectl.apply(named("p1", nodes=count))
-        wanted = {master, *(f"kvs-p1-nodes-{number}" for number in range(count))}
-        until(lambda wanted=wanted: running.pods() == wanted, f"{count} node(s)")
+    running.kubectl.apply(named("p1", nodes=count))
+    wanted = {master, *(f"kvs-p1-nodes-{number}" for number in range(count))}
+    until(lambda: running.pods() == wanted, f"{count} node(s)")
 
 
 def test_field_that_the_pool_no_longer_has_is_removed(running: Running) -> None:
