@@ -10,7 +10,7 @@ from kvshare_operator.cli.main import app
 
 HEAD = """# The command `kvshare`
 
-`pip install 'kvshare[cli]'`; `kvshare --install-completion` for the shell. Results go to standard output, words about
+`pip install 'kvshare[cli]'` (`kvshare[check]` for `kvshare check`); `kvshare --install-completion` for the shell. Results go to standard output, words about
 them to standard error; tables and colours only on a terminal.
 
 | Exit code | Meaning |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvshare_operator.cli import inject, plan
+from kvshare_operator.cli import check, inject, plan
 
 app = typer.Typer(
     name="kvshare",
@@ -23,6 +23,7 @@ def _options() -> None:
 
 app.command("plan")(plan.plan)
 app.command("inject")(inject.inject)
+app.command("check")(check.check)
 
 
 def main() -> None:

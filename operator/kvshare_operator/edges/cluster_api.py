@@ -8,6 +8,7 @@ library: credentials, token renewal, TLS and proxies are its business.
 from __future__ import annotations
 
 import json
+import pathlib
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -20,6 +21,7 @@ Json = dict[str, Any]
 APPLY: Final = "application/apply-patch+yaml"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+_OWN_NAMESPACE: Final = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
 
 
@@ -111,6 +113,18 @@ class HttpClusterApi:
                 ) from error
             self._client = client.ApiClient(configuration)
         return self._client
+
+
+def context_namespace() -> str:
+    """Return the namespace that a person works in: the current context's, the pod's own, or `default`."""
+    try:
+        _, active = config.list_kube_config_contexts()
+        return str((active.get("context") or {}).get("namespace") or "default")
+    except (config.ConfigException, OSError, TypeError):
+        try:
+            return _OWN_NAMESPACE.read_text().strip() or "default"
+        except OSError:
+            return "default"
 
 
 def _message(text: str) -> str:

@@ -1,0 +1,208 @@
+"""What `kvshare check` reads from a cluster: pools, pods, the webhook's registration, certificate and answer.
+
+Why this exists: everything that touches the cluster, and nothing that judges. What the user may not read is
+a note, never a failure; only the pools themselves are needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kvshare_operator.api import names
+from kvshare_operator.api.pool import Spec, SpecError, read_spec
+from kvshare_operator.core.injection.record import Record, read_record
+from kvshare_operator.core.pool.members import Member, read_member
+
+if TYPE_CHECKING:
+    from kvshare_operator.edges.cluster_api import ClusterApi
+
+Json = dict[str, Any]
+HOOK: Final = "inject.kvshare.dev"
+"""Name of the webhook in the chart's MutatingWebhookConfiguration."""
+_CHUNK: Final = "500"
+_RUNNING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+_HOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+class CannotReadError(Exception):
+    """The cluster cannot be asked at all: no answer, no credentials, or not allowed to read pools."""
+
+
+class NotInstalledError(Exception):
+    """The cluster answers and does not know KVSharePool."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The webhook's answer to a dry run. ``record`` is None when no webhook touched the pod."""
+
+    pool: tuple[str, str]
+    record: Record | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Everything at one moment.
+
+    Attributes:
+        pools: raw objects.
+        members: pods that opted in and are not over.
+        probes: dry runs that were possible.
+        certificate: PEM of the webhook's certificate; None when it could not be read.
+        notes: what could not be read, as sentences.
+    """
+
+    pools: tuple[Json, ...]
+    members: tuple[Member, ...]
+    probes: tuple[Probe, ...]
+    certificate: str | None
+    notes: tuple[str, ...]
+
+
+async def read_cluster(api: ClusterApi, namespace: str | None, wanted: str | None) -> Seen:
+    """Read what concerns the pools of a namespace (None: all), or one pool. Raises the two errors above."""
+    errors = _error_type()
+    notes: list[str] = []
+    path = f"/apis/{names.API_VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{names.PLURAL}"
+    try:
+        pools = [one for one in await _list(api, path) if wanted in (None, (one.get("metadata") or {}).get("name"))]
+    except errors as error:
+        if _status(error) == 404:
+            raise NotInstalledError("the cluster does not know KVSharePool: helm install kvshare") from error
+        raise CannotReadError(f"pools cannot be read: {error}") from error
+    members = await _members(api, namespace, pools, notes, errors)
+    probes = []
+    for pool in pools:
+        if (probe := await _probe(api, pool, notes, errors)) is not None:
+            probes.append(probe)
+    certificate = await _certificate(api, notes, errors)
+    return Seen(tuple(pools), tuple(members), tuple(probes), certificate, tuple(notes))
+
+
+def _error_type() -> type[Exception]:
+    """The error type of the interface, imported only when a cluster is asked."""
+    from kvshare_operator.edges.cluster_api import ApiError
+
+    return ApiError
+
+
+def _status(error: Exception) -> int:
+    return int(getattr(error, "status", 0))
+
+
+async def _list(api: ClusterApi, path: str, accept: str = "application/json", **query: str) -> list[Json]:
+    found: list[Json] = []
+    more = ""
+    while True:
+        asked = {**query, "limit": _CHUNK, **({"continue": more} if more else {})}
+        page = await api.call("GET", path, query=asked, accept=accept)
+        found.extend(page.get("items") or [])
+        more = str((page.get("metadata") or {}).get("continue") or "")
+        if not more:
+            return found
+
+
+async def _members(
+    api: ClusterApi, namespace: str | None, pools: list[Json], notes: list[str], errors: type[Exception]
+) -> list[Member]:
+    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    try:
+        whole = await _list(api, path, labelSelector=names.MEMBER)
+        light = await _list(api, path, _METADATA_ONLY, fieldSelector=_RUNNING)
+    except errors as error:
+        if _status(error) == 0:
+            raise CannotReadError(f"pods cannot be read: {error}") from error
+        notes.append(f"pods cannot be read: {error}")
+        return []
+    chosen = {_key(pool) for pool in pools}
+    found: dict[str, Member] = {}
+    for pod in [*whole, *light]:
+        member = read_member(pod)
+        if member is not None and (member.namespace, member.pool) in chosen:
+            found.setdefault(member.uid or f"{member.namespace}/{member.name}", member)
+    return list(found.values())
+
+
+async def _probe(api: ClusterApi, pool: Json, notes: list[str], errors: type[Exception]) -> Probe | None:
+    namespace, name = _key(pool)
+    try:
+        spec = read_spec(pool.get("spec"))
+    except SpecError:
+        return None
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    try:
+        answer = await api.call("POST", path, query={"dryRun": "All"}, body=probe_pod(namespace, name, spec))
+    except errors as error:
+        notes.append(f"dry run for pool {namespace}/{name} was not possible: {error}")
+        return None
+    return Probe((namespace, name), read_record((answer.get("metadata") or {}).get("annotations") or {}))
+
+
+def probe_pod(namespace: str, pool: str, spec: Spec) -> Json:
+    """Return a pod that fits a pool and passes the restricted pod security standard; it is never stored."""
+    arguments = [f"--tensor-parallel-size={spec.prefill.tensor_parallel_sizes[0]}"]
+    if 1 not in spec.pipeline_parallel_sizes:
+        arguments.append(f"--pipeline-parallel-size={spec.pipeline_parallel_sizes[0]}")
+    if spec.model.revision is not None:
+        arguments.append(f"--revision={spec.model.revision}")
+    if spec.cache.dtype is not None:
+        arguments.append(f"--kv-cache-dtype={spec.cache.dtype}")
+    amounts = {"cpu": "100m", "memory": "64Mi"}
+    container = {
+        "name": "vllm",
+        "image": "kvshare.dev/probe:dry-run",
+        "command": ["vllm", "serve", spec.model.name],
+        "args": arguments,
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "kvshare-check-",
+            "namespace": namespace,
+            "annotations": {names.POOL: pool, names.ROLE: "prefill"},
+        },
+        "spec": {
+            "containers": [container],
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        },
+    }
+
+
+async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception]) -> str | None:
+    """Find the certificate through the webhook's Service, whose Secret is named after it."""
+    try:
+        service = _service(await _list(api, _HOOKS))
+        if service is None:
+            notes.append(f"no MutatingWebhookConfiguration with {HOOK} exists: no pod will be injected")
+            return None
+        path = f"/api/v1/namespaces/{service.get('namespace')}/secrets/{service.get('name')}-certificates"
+        secret = await api.call("GET", path)
+        return base64.b64decode((secret.get("data") or {}).get("tls.crt", "")).decode() or None
+    except errors as error:
+        notes.append(f"the webhook's certificate cannot be read: {error}")
+    except ValueError:
+        notes.append("the webhook's certificate cannot be read: tls.crt is not text")
+    return None
+
+
+def _service(configurations: list[Json]) -> Mapping[str, Any] | None:
+    for configuration in configurations:
+        for hook in configuration.get("webhooks") or []:
+            if hook.get("name") == HOOK:
+                found: Mapping[str, Any] = (hook.get("clientConfig") or {}).get("service") or {}
+                return found
+    return None
+
+
+def _key(pool: Json) -> tuple[str, str]:
+    metadata = pool.get("metadata") or {}
+    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))
