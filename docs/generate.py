@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from generator import annotations, chart_values, cli, connector_config, kvsharepool, metrics, reasons
+from generator import annotations, chart_values, cli, connector_config, kvsharepool, metrics, permissions, reasons
 
 HERE = Path(__file__).parent
 
@@ -18,6 +18,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/connector-config.md": connector_config.page,
     "reference/kvsharepool.md": kvsharepool.page,
     "reference/metrics.md": metrics.page,
+    "reference/permissions.md": permissions.page,
     "reference/reasons.md": reasons.page,
 }
 

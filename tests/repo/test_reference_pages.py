@@ -1,9 +1,14 @@
 """Reference pages say what the code says."""
 
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import yaml
+
+from kvshare_operator.api.pool import read_spec
 from kvshare_operator.api.reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +40,34 @@ def test_every_check_of_a_member_is_explained() -> None:
         "StoreTPInvalid",
     ):
         assert f"`{code}` | " in page
+
+
+def test_every_permission_of_the_chart_is_explained() -> None:
+    """As many rows as rules, each with its purpose."""
+    rules = (ROOT / "charts" / "kvshare" / "templates" / "operator" / "rbac.yaml").read_text().count("- apiGroups:")
+    page = (ROOT / "docs" / "reference" / "permissions.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) == rules
+    assert all(row.split("|")[5].strip() for row in rows)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Every relative link of README and docs."""
+    broken = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_examples_of_pools_in_the_docs_are_valid() -> None:
+    """People copy them."""
+    found = 0
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"```yaml\n(.*?)```", textwrap.dedent(page.read_text()), re.DOTALL):
+            pool = yaml.safe_load(block)
+            if pool.get("kind") == "KVSharePool":
+                read_spec(pool["spec"], unknown_keys="forbid")
+                found += 1
+    assert found >= 3
