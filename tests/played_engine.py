@@ -232,12 +232,17 @@ class Rank:
         self.connector.register_kv_caches({_name(i): cache for i, cache in self.caches.items()})
 
     def execute(self, output: Any, work: Sequence["Work"]) -> KVConnectorOutput:
-        """One step in the order of vLLM's model runner: check, write, loads, saves, results."""
+        """One step in the order of vLLM's model runner: check, write, loads, saves, results.
+
+        vLLM calls the connector in a ``finally``, also after a forward pass that raised.
+        """
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
-        for item in work:
-            self._forward(item)
-        self.connector.start_load_kv(None)
-        self.connector.wait_for_save()
+        try:
+            for item in work:
+                self._forward(item)
+        finally:
+            self.connector.start_load_kv(None)
+            self.connector.wait_for_save()
         results = self.connector.get_transfer_results(output.finished_req_ids)
         out = KVConnectorOutput(
             finished_recving=results.finished_recving,

@@ -6,6 +6,7 @@
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -201,8 +202,12 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Nothing: blocks are saved whole, after the step."""
 
     def wait_for_save(self) -> None:
-        """Start this step's saves behind the forward pass; their blocks are pinned by the scheduler."""
-        self._worker_side.start_saves(self._step())
+        """Start this step's saves behind the forward pass; their blocks are pinned by the scheduler.
+
+        vLLM calls this in a ``finally``: after a forward pass that raised, the exception is still under way, and the
+        blocks of the step were never computed.
+        """
+        self._worker_side.start_saves(self._step(), computed=sys.exc_info()[0] is None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that are over on this rank."""

@@ -459,3 +459,25 @@ def test_late_and_unknown_reports_are_ignored(world: "World", engines: "Callable
                         lora_request=None, block_hashes=[]), ([],)
     )  # fmt: skip
     assert one.ask([1, *PROMPT]) == 0
+
+
+def test_a_forward_pass_that_raises_stores_nothing(
+    world: "World", engines: "Callable[..., Engine]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM ends the step in a ``finally``; the blocks that it should have computed hold anything."""
+    engine = engines(world, "a", tp=2)
+
+    def broken(item: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    for rank in engine.ranks:
+        monkeypatch.setattr(rank, "_forward", broken)
+    engine.add("r", PROMPT)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.run()
+    for rank in engine.ranks:
+        side = rank.connector._worker_side
+        deadline = time.monotonic() + 5
+        while side._transfers is not None and side._transfers.open and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert [key for key in world.store.keys if objects_only(key)] == []

@@ -129,13 +129,19 @@ class WorkerSide:
                 holds = self._facts is None or bool(self._facts.layers)
                 self._completions.load_finished(plan.generation, plan.block_ids if holds else (), ())
 
-    def start_saves(self, step: Step) -> None:
-        """Start the step's saves; the forward pass, if there was one, has been given to the device."""
+    def start_saves(self, step: Step, *, computed: bool = True) -> None:
+        """Start the step's saves; the forward pass, if there was one, has been given to the device.
+
+        Args:
+            step: the step.
+            computed: False when the forward pass raised: its blocks hold whatever was there before, nothing is saved.
+        """
         for job in step.saves:
-            if self._transfers is not None:
+            if self._transfers is not None and computed:
                 self._transfers.save(job)
             else:
                 self._completions.save_started(job.job_id)
+                self._completions.save_failed(job.block_hashes)
                 self._completions.save_released(job.job_id)
 
     def finished_loads(self) -> set[str]:
