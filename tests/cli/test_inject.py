@@ -359,7 +359,13 @@ def test_installation_settings_reach_the_pods(pool_file: str, tmp_path: pathlib.
     items(str(volume), yaml.safe_dump(pod_p0()), 0, "--kubernetes-version", "v1.36.2")
 
 
-@given(st.lists(st.sampled_from(["---\n", "--- # x\n", "...\n", "a: 1\n", "# c\n", "\n", "b: |\n  ---\n"])))
+@given(
+    st.lists(
+        st.sampled_from(
+            ["---\n", "--- # x\n", "...\n", "... # y\n", "a: 1\n", "# c\n", "\n", "b: |\n  ---\n", "%YAML 1.2\n"]
+        )
+    )
+)
 def test_splitting_loses_nothing(parts: list[str]) -> None:
     """Parts joined are the file."""
     text = "".join(parts)
@@ -382,3 +388,60 @@ def test_default_image_is_the_charts() -> None:
     image = yaml.safe_load((chart / "values.yaml").read_text())["connector"]["image"]
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
     assert f"{image['repository']}:{version}" == DEFAULT_IMAGE
+
+
+POD = "kind: Pod\napiVersion: v1\nmetadata: {name: %s, namespace: ns-a, annotations: {kvshare.dev/pool: p1}}\n" + (
+    "spec: {containers: [{name: vllm, command: [vllm, serve, org/m], args: [-tp, '2']}]}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        POD % "a" + "...\n" + POD % "b",
+        POD % "a" + "...\n---\n" + POD % "b" + "...\n",
+        "%YAML 1.2\n---\n" + POD % "a" + "---\n" + POD % "b",
+        "# first\n---\n" + POD % "a" + "---\n---\n" + POD % "b" + "--- # end\n",
+        "\ufeff" + POD % "a" + "---\n" + POD % "b",
+        (POD % "a" + "---\n" + POD % "b").replace("\n", "\r\n"),
+        json.dumps({"kind": "List", "items": [yaml.safe_load(POD % "a"), yaml.safe_load(POD % "b")]}, indent=2),
+    ],
+    ids=["ends", "ends and marks", "directive", "empty documents", "byte-order mark", "windows", "json"],
+)
+def test_every_form_of_document_boundary_is_understood(pool_file: str, tmp_path: pathlib.Path, text: str) -> None:
+    """Both pods are injected, the output is YAML again, and running on it changes nothing."""
+    path = tmp_path / "pods.yaml"
+    path.write_bytes(text.encode())
+    result = invoke("-f", str(path), "--pool", pool_file)
+    assert result.exit_code == 0, result.stderr
+    found = items(pool_file, result.stdout)
+    assert [(one["name"], one["decision"]) for one in found] == [("a", "unchanged"), ("b", "unchanged")]
+
+
+def test_json_manifests_stay_json(pool_file: str) -> None:
+    """What is one JSON document comes out as one."""
+    after = json.loads(printed(pool_file, json.dumps(KINDS["Job"][0])))
+    assert names.INJECTED in after["spec"]["template"]["metadata"]["annotations"]
+
+
+def test_kserve_annotations_at_the_object_count(pool_file: str) -> None:
+    """KServe hands the object's annotations to its pods; ours join them there."""
+    service = thing("InferenceService", {"predictor": pod_p0()["spec"]}, "serving.kserve.io/v1beta1")
+    service["metadata"]["annotations"] = {names.POOL: "p1"}
+    (found,) = items(pool_file, yaml.safe_dump(service))
+    assert (found["decision"], found["templatePath"]) == ("injected", "spec.predictor")
+    after = yaml.safe_load(printed(pool_file, yaml.safe_dump(service)))
+    assert names.INJECTED in after["metadata"]["annotations"]
+    assert "annotations" not in after["spec"]["predictor"]
+
+
+def test_several_pools_serve_their_own_namespaces(pool_file: str, tmp_path: pathlib.Path) -> None:
+    """--pool twice; each pod gets the one of its namespace and name."""
+    other = pool_p1(storeTPSize=8)
+    other["metadata"].update(name="p2", namespace="ns-b")
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    pod = pod_p0()
+    pod["metadata"].update(namespace="ns-b", annotations={names.POOL: "p2"})
+    text = yaml.safe_dump_all([pod_p0(), pod])
+    found = items(pool_file, text, 0, "--pool", str(tmp_path / "other.yaml"))
+    assert [one["decision"] for one in found] == ["injected", "injected"]

@@ -158,7 +158,7 @@ def _read_pools(paths: list[str], namespace: str | None, image: str) -> tuple[Po
 
 
 def _print_documents(decided: list[tuple[Document, list[Item]]], output: Output) -> None:
-    source: str | None = None
+    printed = ""
     for document, items in decided:
         operations = [operation for item in items for operation in item.in_document()]
         before = after = document.text
@@ -170,9 +170,9 @@ def _print_documents(decided: list[tuple[Document, list[Item]]], output: Output)
             if operations:
                 _print_diff(document, items, normalised(document) if before != after else before, after)
             continue
-        if source not in (None, document.source) and not document.text.startswith("---"):
+        if printed and not after.startswith("---") and not printed.rstrip().endswith("\n..."):
             typer.echo("---")
-        source = document.source
+        printed = after
         typer.echo(after, nl=not after.endswith("\n"))
 
 

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import io
 import itertools
+import json
 import pathlib
 import re
 import sys
@@ -24,7 +25,8 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 from kvshare_operator.cli.yaml_comments import keep_last, take_trailing
 
 Json = dict[str, Any]
-_MARK: Final = re.compile(r"^(?:---(?=\s|$)|\.\.\.(?=\s|$))", re.MULTILINE)
+_MARK: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_END: Final = re.compile(r"^\.\.\.[^\S\n]*(?:#[^\n]*)?(?:\n|\Z)", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +66,18 @@ def read_source(path: str) -> tuple[list[Document], list[str]]:
 
 
 def split(text: str) -> list[str]:
-    """Cut a file at its document marks; every part but the first begins with its own mark, nothing is lost."""
-    cuts = [0, *(match.start() for match in _MARK.finditer(text) if match.start()), len(text)]
-    return [text[start:end] for start, end in itertools.pairwise(cuts) if text[start:end]]
+    """Cut a file into documents; marks and directives stay with the document they belong to, nothing is lost."""
+    ends = [match.end() for match in _END.finditer(text)]
+    cuts = sorted({0, len(text), *(match.start() for match in _MARK.finditer(text)), *ends})
+    parts: list[str] = []
+    pending = ""
+    for start, end in itertools.pairwise(cuts):
+        part = pending + text[start:end]
+        lines = [line for line in part.splitlines() if line.strip() and not line.startswith("#")]
+        pending = part if lines and all(line.startswith("%") for line in lines) else ""
+        if not pending:
+            parts.append(part)
+    return [*parts, pending] if pending else parts
 
 
 def plain(node: Any) -> Any:
@@ -85,6 +96,8 @@ def plain(node: Any) -> Any:
 
 def normalised(document: Document) -> str:
     """Return the text of a document as it would be written without any change."""
+    if (spaces := _json_indent(document.text)) is not None:
+        return json.dumps(document.content, indent=spaces or None, ensure_ascii=False) + "\n"
     return _dump(document, _yaml(document.text).load(document.text))
 
 
@@ -93,14 +106,27 @@ def changed(document: Document, operations: list[Json], expected: Any) -> tuple[
 
     ``expected`` is the document's content after the patch; the text is read again and compared with it.
     """
+    if (spaces := _json_indent(document.text)) is not None:
+        return json.dumps(expected, indent=spaces or None, ensure_ascii=False) + "\n", True
     tree = _yaml(document.text).load(document.text)
     for operation in operations:
         _apply(tree, operation)
     text = _dump(document, tree)
     if plain(_yaml(text).load(text)) == expected:
         return text, True
-    mark = "---\n" if document.text.startswith("---") else ""
-    return mark + _dump(document, expected), False
+    return _dump(document, expected), False
+
+
+def _json_indent(text: str) -> int | None:
+    """Return by how many spaces a JSON document indents (0: one line); None for YAML that is no JSON."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        json.loads(text)
+    except ValueError:
+        return None
+    found = re.search(r"^( +)\S", text, re.MULTILINE)
+    return len(found[1]) if found else 0
 
 
 def _yaml(text: str) -> YAML:
@@ -109,14 +135,14 @@ def _yaml(text: str) -> YAML:
     yaml.width = 1_000_000
     mapping, offset = indentation(text)
     yaml.indent(mapping=mapping, sequence=offset + 2, offset=offset)
-    yaml.explicit_start = text.startswith("---")
+    yaml.explicit_start = bool(_MARK.search(text))
     return yaml
 
 
 def _dump(document: Document, tree: Any) -> str:
     out = io.StringIO()
     _yaml(document.text).dump(tree, out)
-    return out.getvalue()
+    return out.getvalue() + ("...\n" if _END.search(document.text) else "")
 
 
 def indentation(text: str) -> tuple[int, int]:
