@@ -206,7 +206,8 @@ def test_a_fault_in_any_stage_of_a_load_gives_one_finish_report(
             case "unpack":
                 patch.setattr(naive, "unpack", _raise)
             case "no arena":
-                reader.arena.receive.borrow(), reader.arena.receive.borrow()
+                assert reader.arena.receive.borrow()
+                assert reader.arena.receive.borrow()
                 reader.arena.close()
         reader.load(range(3), (5, 6, 7))
         finished, bad, _ = reader.rest()
@@ -336,6 +337,33 @@ def test_one_call_never_exceeds_its_limits_nor_asks_for_a_key_twice(
     for operation in ("get", "put"):
         assert store.counts.most_keys[operation] <= transfer.OBJECTS_PER_CALL
         assert store.counts.most_segments[operation] <= transfer.SEGMENTS_PER_CALL
+
+
+def test_a_node_that_hangs_costs_its_own_loads_and_a_bounded_time(
+    store: MemoryStore, moved: Callable[..., Moved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7: eight loads, some of them with a key on the hanging node; all end within a lease, here 1 s for 10 s."""
+    monkeypatch.setattr(transfer, "TURN_SECONDS", 0.5)
+    one = moved(store)
+    one.save(range(16))
+    one.rest()
+    slow = {_hash(number).hex() for number in (1, 3, 5, 7, 9, 11)}
+
+    def hang(_: str, asked: Sequence[str]) -> None:
+        if any(key.split("/")[-2] in slow for key in asked):
+            time.sleep(0.4)
+
+    store.faults.before("get", hang)
+    store.faults.fail("get", codes.TRANSFER_FAIL, lambda key: key.split("/")[-2] in slow)
+    started = time.monotonic()
+    for number in range(8):
+        one.load([2 * number, 2 * number + 1], [20 + 2 * number, 21 + 2 * number], generation=number)
+    finished, bad, _ = one.rest()
+    assert time.monotonic() - started < 1
+    assert finished == {f"r{number}" for number in range(8)}
+    assert all(one.holds(2 * n, 20 + 2 * n) for n in range(8) if 20 + 2 * n not in bad)
+    assert {21, 23, 25, 27} <= bad
+    assert 20 not in bad
 
 
 class LateLane(Lane):

@@ -1,7 +1,7 @@
 """Transfer: the threads that move a rank's blocks between its caches and the store.
 
-Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``ObjectStore``. Three threads: one packs, one
-puts, one gets. Every job ends in exactly one report, whatever happens on the way.
+Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``ObjectStore``. Four threads: one packs, one
+puts, two get. Every job ends in exactly one report, whatever happens on the way.
 """
 
 import logging
@@ -19,7 +19,7 @@ from kvshare_connector.kernels import naive
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.protocol import ObjectStore
-from kvshare_connector.worker.arena import Arena, Half
+from kvshare_connector.worker.arena import HALVES, Arena, Half
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import PlannedObject, RankPlan
@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 OBJECTS_PER_CALL = 64
 #: Segments of one call to the store.
 SEGMENTS_PER_CALL = 1024
+#: Threads that get: one unpacks while the other waits for the store.
+GETTERS = HALVES
+#: Seconds that a load may wait for its turn behind calls that hang; half of Mooncake's default lease.
+TURN_SECONDS = 5.0
 #: Seconds that closing waits for calls that hang.
 CLOSE_SECONDS = 2.0
 
@@ -97,10 +101,14 @@ class Transfers:
         self._open, self._open_lock = 0, threading.Lock()
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[_Sending | int | None] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[tuple[LoadPlan, Any] | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[tuple[LoadPlan, float, Any] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"kvshare-{name}", daemon=True)
-            for name, target in (("pack", self._pack_loop), ("put", self._put_loop), ("get", self._get_loop))
+            for name, target in (
+                ("pack", self._pack_loop),
+                ("put", self._put_loop),
+                *((f"get-{number}", self._get_loop) for number in range(GETTERS)),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -111,7 +119,7 @@ class Transfers:
         """Start a load, behind everything that the device still does with these blocks for earlier owners."""
         if self._completions.load_started(plan.generation, plan.request_id):
             self._begun()
-            self._loads.put((plan, self._lane.record()))
+            self._loads.put((plan, time.monotonic(), self._lane.record()))
 
     def save(self, job: SaveJob) -> None:
         """Start a save of blocks whose values are in the cache once the device has come this far."""
@@ -146,7 +154,8 @@ class Transfers:
     def close(self) -> None:
         """Stop; what is under way in the store is left to itself."""
         self._saves.put(None)
-        self._loads.put(None)
+        for _ in range(GETTERS):
+            self._loads.put(None)
         self._sending.put(None)
         self._arena.close()
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -268,12 +277,15 @@ class Transfers:
 
     def _get_loop(self) -> None:
         while (work := self._loads.get()) is not None:
-            plan, event = work
+            plan, asked_at, event = work
             good, unread = 0, set[bytes]()
             try:
                 with self._lane.after(event):
                     pass
-                good, unread = self._load(plan)
+                if time.monotonic() - asked_at <= TURN_SECONDS:
+                    good, unread = self._load(plan)
+                else:
+                    logger.warning("a load waited too long behind others and is computed: the store is slow or hangs")
             except Exception:
                 logger.exception("a load was given up")
             finally:
