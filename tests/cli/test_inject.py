@@ -334,6 +334,7 @@ def test_wrong_usage_exits_with_2(pool_file: str, words: tuple[str, ...]) -> Non
     """The words say what was expected."""
     assert invoke("-f", "-", "--pool", pool_file, *words, stdin="").exit_code == 2
     assert invoke("-f", "-").exit_code == 2
+    assert invoke("-f", "-", "--pool", "-", stdin="").exit_code == 2
 
 
 def test_a_pool_that_breaks_its_schema_refuses_every_template(tmp_path: pathlib.Path) -> None:

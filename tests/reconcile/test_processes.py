@@ -184,6 +184,26 @@ def remove(place: Running, *pods: str) -> None:
         place.kubectl.delete("pod", name, "--grace-period=0", "--force")
 
 
+def test_check_sees_what_both_processes_did(running: Running) -> None:
+    """The dry run is injected and leaves nothing; the pool's problem and the member's state are shown."""
+    create(running, "checked", pod_p0())
+    until(lambda: running.status()["members"]["unreported"] == 1, "it is a member")
+    until(lambda: running.condition("Ready").get("reason") == "StoreUnreachable", "the store was tried")
+    environment = {**os.environ, "KUBECONFIG": str(running.api.kubeconfig)}
+    code = "from kvshare_operator.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "check"]
+    result = subprocess.run([*command, "-o", "json"], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    found = json.loads(result.stdout)
+    assert found["webhook"]["dryRunInjected"] is True
+    assert [(one["name"], one["state"]) for one in found["pools"][0]["owners"]] == [("pod/checked", "unreported")]
+    table = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "StoreUnreachable" in table.stdout
+    assert [one["metadata"]["name"] for one in running.kubectl.list("pods")] == ["checked"]
+    remove(running, "checked")
+    until(lambda: running.status()["members"]["total"] == 0, "it is gone")
+
+
 def test_pod_is_injected_on_its_way_and_again_from_a_copy(running: Running) -> None:
     """Through the API server's own patching; F7: a copied YAML is evaluated anew."""
     stored = create(running, "one", pod_p0())

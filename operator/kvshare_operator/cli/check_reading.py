@@ -184,6 +184,9 @@ async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception
         if service is None:
             notes.append(f"no MutatingWebhookConfiguration with {HOOK} exists: no pod will be injected")
             return None
+        if not service:
+            notes.append("the webhook's certificate cannot be read: its configuration names no Service")
+            return None
         path = f"/api/v1/namespaces/{service.get('namespace')}/secrets/{service.get('name')}-certificates"
         secret = await api.call("GET", path)
         return base64.b64decode((secret.get("data") or {}).get("tls.crt", "")).decode() or None

@@ -76,6 +76,8 @@ def inject(
 
     Exit code 0: everything that opted in is injected; 1: something is refused; 2: wrong usage.
     """
+    if [*files, *pool].count("-") > 1:
+        raise typer.BadParameter("standard input (-) can be read once: give the other one as a file")
     settings = _settings(connector_image, report_url, report_ca, kubernetes_version, known_image)
     documents, mistakes = _read(files)
     pools, home, more = _read_pools(pool, namespace, connector_image)
