@@ -166,7 +166,9 @@ def connect() -> tuple[ClusterApi, Callable[[], Awaitable[None]], str]:
     try:
         from kvshare_operator.edges.cluster_api import HttpClusterApi, context_namespace
     except ImportError as error:
-        typer.echo(f"{error.name} is not installed: pip install 'kvshare[check]'", err=True)
+        typer.echo(
+            f"{error.name} is not installed: install KVShare with its extra `check`: pip install '.[check]'", err=True
+        )
         raise typer.Exit(2) from error
     api = HttpClusterApi()
     return api, api.close, context_namespace()
