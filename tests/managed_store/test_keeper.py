@@ -57,8 +57,8 @@ class Place:
 
     def ready(self, nodes: int, master: int = 1) -> None:
         """Say that so many pods are ready."""
-        self.api.objects[NODES]["status"] = {"readyReplicas": nodes}
-        self.api.objects[MASTER]["status"] = {"readyReplicas": master}
+        self.api.objects[NODES]["status"] = {"readyReplicas": nodes, "replicas": 2}
+        self.api.objects[MASTER]["status"] = {"readyReplicas": master, "replicas": 1}
 
     def pod(self, name: str, **status: Any) -> None:
         """Put a pod of the store there."""
@@ -263,6 +263,16 @@ def test_pod_that_does_not_start_is_named_with_its_cause(status: Json, words: st
     message = place.condition()["message"]
     assert f"kvs-p1-nodes-0: {words}" in message
     assert "each of 2 node(s) needs 2112Mi of memory for a capacity of 1Gi" in message
+
+
+def test_pods_that_are_not_even_made_are_counted() -> None:
+    """A quota or a security policy refuses them, which only the StatefulSet's events tell."""
+    place = Place()
+    place.turn()
+    place.ready(0)
+    place.api.objects[NODES]["status"]["replicas"] = 0
+    place.turn()
+    assert "0 of 2 pods of StatefulSet kvs-p1-nodes exist, see its events" in place.condition()["message"]
 
 
 def test_many_broken_pods_make_a_short_message() -> None:

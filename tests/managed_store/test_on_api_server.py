@@ -273,6 +273,23 @@ def test_quota_is_named_in_the_status(running: Running) -> None:
     running.kubectl.delete("kvsharepool", "p3")
 
 
+def test_pods_that_a_quota_refuses_are_counted_in_the_status(running: Running) -> None:
+    """The objects are there, their pods are not: the memory of the namespace is used up."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "memory"},
+        "spec": {"hard": {"requests.memory": "1Gi"}},
+    }
+    running.kubectl.apply(quota)
+    until(lambda: bool(running.kubectl.get("resourcequota", "memory").get("status", {}).get("used")), "it counts")
+    running.kubectl.apply(named("p4"))
+    until(lambda: "0 of 2 pods" in running.condition("p4").get("message", ""), "the status tells")
+    assert running.condition("p4")["reason"] == "StoreStarting"
+    running.kubectl.delete("resourcequota", "memory")
+    running.kubectl.delete("kvsharepool", "p4")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_object_of_every_case_is_accepted(running: Running, name: str) -> None:
     """Also for a pool name of 63 characters; unknown fields would be refused."""

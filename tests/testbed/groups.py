@@ -31,10 +31,11 @@ class Group:
 
 
 GROUPS = {
-    "fast": Group("fast", "not apiserver and not engine and not node", 60),
+    "fast": Group("fast", "not apiserver and not engine and not node and not scenario", 60),
     "apiserver": Group("apiserver", "apiserver", 120),
     "engine": Group("engine", "engine", 600),
     "node": Group("node", "node", 1200),
+    "scenario": Group("node", "scenario", 1200),
 }
 
 ENDINGS = {1: "tests failed", 2: "interrupted", 3: "pytest broke", 4: "wrong use of pytest", 5: "no tests found"}

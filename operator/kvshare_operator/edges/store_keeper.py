@@ -7,6 +7,7 @@ Nothing is ever deleted here: the API server removes a store together with its p
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import urllib.parse
@@ -16,7 +17,7 @@ from kvshare_operator.api import names
 from kvshare_operator.api.pool import Spec
 from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.store import objects
-from kvshare_operator.core.store.health import StoreState, pod_problems
+from kvshare_operator.core.store.health import StoreState, missing_pods, pod_problems
 from kvshare_operator.core.store.plan import StorePlan, memory_sentence, plan_store
 from kvshare_operator.core.store.settings import StoreSettings
 from kvshare_operator.edges import metrics
@@ -68,7 +69,9 @@ class StoreKeeper:
         )
         if state.complete:
             return state
-        return StoreState(**{**vars(state), "pod_problems": pod_problems(await self._pods(plan))})
+        sets = stored["StatefulSet"], stored["Deployment"]
+        problems = (*missing_pods(*sets), *pod_problems(await self._pods(plan)))
+        return dataclasses.replace(state, pod_problems=problems)
 
     async def _one(self, plan: StorePlan, wanted: Json) -> Json | Refusal:
         """Return one object as it is stored after it was looked at, or why it cannot be made."""

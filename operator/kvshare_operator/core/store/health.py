@@ -71,6 +71,23 @@ def managed_finding(state: StoreState | None, address: str, reached: bool | None
     return Finding(kind, "True", "Reachable", f"{address} and all {state.nodes} store node(s) are ready")
 
 
+def missing_pods(*owners: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return one sentence for each StatefulSet or Deployment whose pods are not even made: quota, admission.
+
+    One that Kubernetes has not looked at yet says nothing.
+    """
+    found = []
+    for owner in owners:
+        status = owner.get("status") or {}
+        wanted, made = owner["spec"]["replicas"], int(status.get("replicas") or 0)
+        if status.get("observedGeneration") == owner["metadata"].get("generation") and made < wanted:
+            name = f"{owner['kind']} {owner['metadata']['name']}"
+            found.append(
+                f"{made} of {wanted} pods of {name} exist, see its events for a quota or policy that refuses them"
+            )
+    return tuple(found)
+
+
 def pod_problems(pods: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return one sentence for each pod that does not start, sorted by pod."""
     found = [
