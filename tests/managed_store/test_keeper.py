@@ -275,6 +275,21 @@ def test_pods_that_are_not_even_made_are_counted() -> None:
     assert "0 of 2 pods of StatefulSet kvs-p1-nodes exist, see its events" in place.condition()["message"]
 
 
+def test_store_that_stays_incomplete_is_not_asked_about_all_the_time() -> None:
+    """Often in its first minutes and after a change, then with the full pass only."""
+    place = Place()
+    stores = place.loop.stores
+    assert stores is not None
+    place.turn()
+    assert stores.settling(place.api.objects[POOL])
+    stores._waiting["pool-uid"] -= 400
+    place.turn()
+    assert not stores.settling(place.api.objects[POOL])
+    place.api.objects[POOL]["spec"]["store"]["managed"]["nodes"] = 3
+    place.turn()
+    assert stores.settling(place.api.objects[POOL])
+
+
 def test_many_broken_pods_make_a_short_message() -> None:
     """Three are named, the others counted."""
     place = Place()

@@ -126,7 +126,8 @@ class ReconcileLoop:
         for verdict, count in counts.items():
             metrics.MEMBERS.labels(*key, verdict).set(count)
         written = await apply_status(self.gatherer.api, pool, status)
-        if gathered.reach.reached is False or (store is not None and not store.complete):
+        settling = store is not None and not store.complete and self.stores is not None and self.stores.settling(pool)
+        if settling or (gathered.reach.reached is False and (store is None or store.complete)):
             self._later(key)
         return "written" if written else "unchanged"
 

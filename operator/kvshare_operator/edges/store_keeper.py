@@ -28,6 +28,9 @@ Json = dict[str, Any]
 _FRESH_SECONDS: Final = 10.0
 """How long a complete store is not looked at again; events of members come faster than stores change."""
 
+_SETTLING_SECONDS: Final = 300.0
+"""How long an incomplete store is looked at more often than everything else."""
+
 
 class StoreKeeper:
     """Keeps the objects of managed stores as they should be."""
@@ -35,6 +38,7 @@ class StoreKeeper:
     def __init__(self, api: ClusterApi, settings: StoreSettings, fresh_seconds: float = _FRESH_SECONDS) -> None:
         self.api, self.settings, self.fresh_seconds = api, settings, fresh_seconds
         self._seen: dict[str, tuple[float, StorePlan, StoreState]] = {}
+        self._waiting: dict[str, float] = {}
 
     async def keep(self, pool: Json, spec: Spec) -> StoreState:
         """Look at one pool's store, and mend it. Raises ApiError when trying again may help."""
@@ -52,7 +56,17 @@ class StoreKeeper:
         state = await self._keep(plan)
         self._forget_old()
         self._seen[uid] = (time.monotonic(), plan, state)
+        if state.complete or last != plan:
+            self._waiting[uid] = time.monotonic()
         return state
+
+    def settling(self, pool: Json) -> bool:
+        """Whether a store became incomplete, or was changed, so recently that looking again soon is worth it.
+
+        A store that stays incomplete is looked at by the full pass, like everything else.
+        """
+        since = self._waiting.get(str(pool["metadata"].get("uid", "")))
+        return since is not None and time.monotonic() - since < _SETTLING_SECONDS
 
     async def _keep(self, plan: StorePlan) -> StoreState:
         stored: dict[str, Json] = {}
@@ -109,6 +123,7 @@ class StoreKeeper:
     def _forget_old(self) -> None:
         """Drop what was kept about pools that nobody asked for in a while."""
         limit = time.monotonic() - 3600
+        self._waiting = {uid: since for uid, since in self._waiting.items() if uid in self._seen or since > limit}
         self._seen = {uid: kept for uid, kept in self._seen.items() if kept[0] > limit}
 
 
