@@ -31,9 +31,9 @@ class Group:
 
 
 GROUPS = {
-    "fast": Group("fast", "not apiserver and not engine and not node and not scenario", 60),
+    "fast": Group("fast", "not apiserver and not mooncake and not engine and not node and not scenario", 60),
     "apiserver": Group("apiserver", "apiserver", 120),
-    "engine": Group("engine", "engine", 600),
+    "engine": Group("engine", "engine or mooncake", 600),
     "node": Group("node", "node", 1200),
     "scenario": Group("node", "scenario", 1200),
 }

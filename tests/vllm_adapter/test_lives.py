@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 PROMPT = [(i * 7) % 90 + 5 for i in range(50)]
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Let the transfer threads work; packed blocks are released before they have arrived in the store."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def moving(engine: "Engine") -> bool:
+    """Whether any rank still packs, puts or gets."""
+    transfers = [rank.connector._worker_side._transfers for rank in engine.ranks]
+    return any(mover.open for mover in transfers if mover is not None)
+
+
 def objects_only(key: str) -> bool:
     """Keys of blocks, without the manifest."""
     return "kfull" in key
@@ -176,6 +190,7 @@ def test_a_preempted_request_comes_back_with_a_store_hit(world: "World", engines
     request = one.scheduler.running.pop()
     one.scheduler._preempt_request(request, time.monotonic())
     assert one.pool.reset_prefix_cache()
+    wait_until(lambda: not moving(one))
     one.run()
     assert one.outputs["r"] == one.answer("r")[:60]
     assert one.loads_planned == 1
@@ -389,21 +404,28 @@ def test_a_rank_that_cannot_set_up_fails_its_loads_and_releases_its_saves(
     two.step_until(lambda: not two.side._resets.under_way)
 
 
-@pytest.mark.parametrize("broken", ["engine_facts.engine_facts", "decide", "compat.current_none_hash", "Question"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "membership.engine_facts.engine_facts",
+        "membership.decide",
+        "membership.compat.current_none_hash",
+        "glue.Question",
+    ],
+)
 def test_an_error_of_ours_costs_the_cache_and_never_the_engine(
     world: "World", engines: "Callable[..., Engine]", monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """D5: at the decision, at the first request, in a lookup."""
-    from kvshare_connector.scheduler import glue
 
     def raising(*_: object, **__: object) -> Any:
         raise RuntimeError("a fault of this test")
 
-    monkeypatch.setattr(f"{glue.__name__}.{broken}", raising)
+    monkeypatch.setattr(f"kvshare_connector.scheduler.{broken}", raising)
     one = engines(world, "a")
     assert one.ask(PROMPT, max_tokens=3) == 0
     assert one.side.decision.verdict.reason == "InternalError"
-    assert "a fault of this test" in one.side.decision.verdict.message or broken == "Question"
+    assert "a fault of this test" in one.side.decision.verdict.message or broken == "glue.Question"
 
 
 def test_the_tensors_layout_counts_and_the_conflict_is_said(
@@ -475,9 +497,5 @@ def test_a_forward_pass_that_raises_stores_nothing(
     engine.add("r", PROMPT)
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.run()
-    for rank in engine.ranks:
-        side = rank.connector._worker_side
-        deadline = time.monotonic() + 5
-        while side._transfers is not None and side._transfers.open and time.monotonic() < deadline:
-            time.sleep(0.01)
+    wait_until(lambda: not moving(engine))
     assert [key for key in world.store.keys if objects_only(key)] == []

@@ -3,28 +3,24 @@
 Nothing in here asserts on ids or waits for the network: an assertion or a stall in this process stops the engine.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvshare_connector import compat
-from kvshare_connector.scheduler import engine_facts
 from kvshare_connector.scheduler.loads import Loads
 from kvshare_connector.scheduler.lookup import Lookups, Question
+from kvshare_connector.scheduler.membership import Membership, compare_manifest
 from kvshare_connector.scheduler.pins import Pins
 from kvshare_connector.scheduler.probe import Probe
-from kvshare_connector.scheduler.reporter import Reporter
 from kvshare_connector.scheduler.resets import Resets
 from kvshare_connector.scheduler.saves import Offered, SaveJob, SaveRule, Saves
 from kvshare_connector.stats import Counters
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.wire import Report, Step
-from kvshare_layout import Decision, MemberReport, RankFacts, Verdict, decide
+from kvshare_layout import Decision, RankFacts
 from kvshare_layout.config import Parsed
-from kvshare_layout.fingerprint import canonical_json, differing_fields
-from kvshare_layout.keys import manifest_key
 from kvshare_layout.kinds import usable_blocks
 
 logger = logging.getLogger(__name__)
@@ -59,18 +55,14 @@ class SchedulerSide:
         open_store: Callable[[], ObjectStore],
         problem: str,
     ) -> None:
-        self._parsed, self._config = parsed, parsed.config
-        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
-        self._open_store, self._problem = open_store, problem
+        self._config, self._open_store = parsed.config, open_store
         self._kv_role = str(vllm_config.kv_transfer_config.kv_role)
         self._block_tokens = int(vllm_config.cache_config.block_size)
         self._ranks = (
             vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
         )
-        self._facts: dict[int, RankFacts] = {}
-        self.decision: Decision | None = None
+        self._membership = Membership(parsed, vllm_config, kv_cache_config, self._ranks, problem)
         self._decision_to_send = False
-        self._canary_checked = False
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
         self._first_block: dict[str, int] = {}
@@ -86,9 +78,7 @@ class SchedulerSide:
         self._last_news = self._last_step = 0.0
         self._unread: set[bytes] = set()
         self._probe: Probe | None = None
-        self._reporter = Reporter(self._config)
         self.counters = Counters()
-        self._member_to_show: dict[str, str] | None = None
 
     # Start-up.
 
@@ -99,57 +89,26 @@ class SchedulerSide:
 
     def take_facts(self, facts: Sequence[RankFacts]) -> None:
         """Facts of some ranks; decides once those of all have come."""
-        self._facts.update({item.rank: item for item in facts})
-        if self.decision is None and len(self._facts) >= self._ranks:
-            try:
-                engine = engine_facts.engine_facts(self._vllm_config, self._kv_cache_config, self._problem)
-                decision = decide(self._parsed, engine, list(self._facts.values()))
-            except Exception as error:
-                self._give_up(error)
-            else:
-                self._decided(decision)
+        self._act_on(self._membership.take_facts(facts))
 
     def _give_up(self, error: Exception) -> None:
         """An error of ours must cost the cache, never the engine: from now on nothing is cached."""
-        logger.exception("the connector failed and caches nothing from now on")
-        message = f"{type(error).__name__}: {error}; this is a fault of the connector, please report it"
-        self._decided(Decision(Verdict("disabled", "InternalError", message[:1024]), self._config.cache_namespace))
+        self._act_on(self._membership.give_up(error))
 
-    def _decided(self, decision: Decision) -> None:
-        self.decision, self._decision_to_send = decision, True
-        verdict = decision.verdict
-        logger.log(
-            logging.INFO if verdict.state == "shared" else logging.WARNING,
-            "verdict: %s, %s: %s (namespace %s)",
-            verdict.state, verdict.reason, verdict.message, decision.namespace or "none",
-        )  # fmt: skip
-        layouts = sorted({layer.layout for facts in self._facts.values() for layer in facts.layers})
-        self._member_to_show = {
-            "verdict": verdict.state, "reason": verdict.reason, "fingerprint": decision.fingerprint,
-            "store_tp": str(decision.store_tp), "layouts": ",".join(layouts), "namespace": decision.namespace,
-        }  # fmt: skip
-        parallel = self._vllm_config.parallel_config
-        self._reporter.post(
-            MemberReport(
-                decision.prefix, verdict.state, verdict.reason, verdict.message[:1024], decision.fingerprint,
-                decision.namespace, decision.store_tp, parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
-                tuple(layouts), decision.kv_heads or None, self._block_tokens, dict(decision.manifest),
-                compat.version_text()[:64],
-            )
-        )  # fmt: skip
+    def _act_on(self, decision: Decision | None) -> None:
+        """Follow a new decision: tell the ranks, and ask the store if it is to be asked."""
+        if decision is None:
+            return
+        self._decision_to_send = True
         if decision.caches and self._probe is None:
             self._probe = Probe(self._open_store, overdue=self._config.lookup_timeout_seconds)
-            if verdict.state == "shared":
-                self._probe.run(lambda store: _compare_manifest(store, decision))
+            if decision.verdict.state == "shared":
+                self._probe.run(lambda store: compare_manifest(store, decision))
 
-    def _check_canary(self) -> None:
-        """The hashes of the engine are those that the decision rests on, or nothing is cached at all."""
-        self._canary_checked = True
-        used = compat.current_none_hash()
-        expected = engine_facts.none_hash(str(self._vllm_config.cache_config.prefix_caching_hash_algo))
-        if self.decision and self.decision.caches and expected is not None and used != expected:
-            verdict = Verdict("disabled", "HashSeedChanged", "the engine's hash seed is not the one found at start-up")
-            self._decided(Decision(verdict, self.decision.prefix))
+    @property
+    def decision(self) -> Decision | None:
+        """What the engine does; None while facts are missing."""
+        return self._membership.decision
 
     # Requests.
 
@@ -157,8 +116,7 @@ class SchedulerSide:
         """A request has arrived: remember it and start to look for its blocks."""
         self._requests[request.request_id] = request
         try:
-            if not self._canary_checked and self.decision is not None:
-                self._check_canary()
+            self._act_on(self._membership.check_canary())
             if self._may_load(request):
                 self._ask(request, self._local_blocks(request))
         except Exception as error:
@@ -418,26 +376,9 @@ class SchedulerSide:
 
     def take_member(self) -> Mapping[str, str] | None:
         """Labels of the member metric, once after every decision."""
-        taken, self._member_to_show = self._member_to_show, None
-        return taken
+        return self._membership.take_labels()
 
     def close(self) -> None:
         """Stop the background thread."""
         if self._probe is not None:
             self._probe.close()
-
-
-def _compare_manifest(store: ObjectStore, decision: Decision) -> None:
-    """Say by name in which fields this member differs from the first one of its pool: 0 % hits have a reason."""
-    key, mine = manifest_key(decision.prefix), dict(decision.manifest)
-    stored = store.get_bytes(key)
-    if stored is None:
-        store.put_bytes(key, canonical_json(mine))
-        stored = store.get_bytes(key)
-    try:
-        other = {str(k): str(v) for k, v in json.loads(stored or b"{}").items()}
-    except ValueError:
-        return
-    if other and (fields := differing_fields(mine, other)):
-        text = "; ".join(f"{name}: {mine.get(name, 'none')} here, {other.get(name, 'none')} there" for name in fields)
-        logger.warning("this member shares nothing with the first member of its pool, they differ in %s", text)
