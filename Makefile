@@ -6,7 +6,7 @@ PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
-.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-scenarios \
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios \
 	check generate verify clean
 
 help: ## List the verbs
@@ -38,6 +38,9 @@ test-engine: ## Real vLLM on CPU with a real Mooncake store
 
 test-node: ## One end-to-end run on the one-node cluster
 	@$(GROUPS_PYTEST) node
+
+test-matrix: ## Every TP size and layout writes for every other; writes docs/benchmarks/matrix.md (half an hour)
+	@$(GROUPS_PYTEST) matrix
 
 test-scenarios: ## Further stories on the one-node cluster, such as a managed store; not part of `make test`
 	@$(GROUPS_PYTEST) scenario
