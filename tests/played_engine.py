@@ -27,6 +27,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -203,6 +204,12 @@ class World:
     cut_of: Callable[[str], tuple[list[list[int]], int]] = lambda _: ([], 1)
 
 
+def ours_in(connector: Any) -> product.KVShareConnector:
+    """The connector under test, alone or as a child of MultiConnector."""
+    children = [connector, *getattr(connector, "sub_connectors", ())]
+    return next(child for child in children if isinstance(child, product.KVShareConnector))
+
+
 class Rank:
     """One rank: its caches and its side of the connector."""
 
@@ -226,32 +233,33 @@ class Rank:
         config.compilation_config = SimpleNamespace(
             static_forward_context={_name(i): SimpleNamespace(get_attn_backend=lambda: Backend) for i in self.layers}
         )
-        self.connector = product.KVShareConnector(
+        self.whole = KVConnectorFactory.create_connector(
             config, KVConnectorRole.WORKER, engine.cache_config(self.layers, per_rank)
         )
-        self.connector.register_kv_caches({_name(i): cache for i, cache in self.caches.items()})
+        self.connector = ours_in(self.whole)
+        self.whole.register_kv_caches({_name(i): cache for i, cache in self.caches.items()})
 
     def execute(self, output: Any, work: Sequence["Work"]) -> KVConnectorOutput:
         """One step in the order of vLLM's model runner: check, write, loads, saves, results.
 
         vLLM calls the connector in a ``finally``, also after a forward pass that raised.
         """
-        self.connector.bind_connector_metadata(output.kv_connector_metadata)
+        self.whole.bind_connector_metadata(output.kv_connector_metadata)
         try:
             for item in work:
                 self._forward(item)
         finally:
-            self.connector.start_load_kv(None)
-            self.connector.wait_for_save()
-        results = self.connector.get_transfer_results(output.finished_req_ids)
+            self.whole.start_load_kv(None)
+            self.whole.wait_for_save()
+        results = self.whole.get_transfer_results(output.finished_req_ids)
         out = KVConnectorOutput(
             finished_recving=results.finished_recving,
             finished_sending=results.finished_sending,
-            invalid_block_ids=self.connector.get_block_ids_with_load_errors(),
-            kv_connector_stats=self.connector.get_kv_connector_stats(),
-            kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
+            invalid_block_ids=self.whole.get_block_ids_with_load_errors(),
+            kv_connector_stats=self.whole.get_kv_connector_stats(),
+            kv_connector_worker_meta=self.whole.build_connector_worker_meta(),
         )
-        self.connector.clear_connector_metadata()
+        self.whole.clear_connector_metadata()
         return out
 
     def _forward(self, item: "Work") -> None:
@@ -302,6 +310,7 @@ class Engine:
         kv_role: vLLM's.
         extra: more keys of the connector's configuration.
         faults: of all store clients of this engine.
+        beside: connectors (entries of MultiConnector) before ours; MultiConnector is used when there are any.
     """
 
     def __init__(
@@ -318,6 +327,7 @@ class Engine:
         kv_role: str = "kv_both",
         extra: dict[str, Any] | None = None,
         faults: Faults | None = None,
+        beside: Sequence[dict[str, Any]] = (),
     ) -> None:
         self.world, self.name, self.layout, self.blocks = world, name, layout, blocks
         self.faults = faults if faults is not None else Faults()
@@ -335,6 +345,17 @@ class Engine:
             "master_server_address": "memory:1", "staging_bytes": 1 << 16, "cache_namespace": POOL, "role": role,
             "save_decode_cache": True, "store_tp_size": world.shape.kv_heads, **(extra or {}),
         }  # fmt: skip
+        if beside:
+            ours = config.kv_transfer_config
+            ours.kv_connector_extra_config["inside_multi_connector"] = True
+            entry = {
+                "kv_connector": ours.kv_connector, "kv_connector_module_path": ours.kv_connector_module_path,
+                "kv_role": kv_role, "kv_connector_extra_config": ours.kv_connector_extra_config,
+            }  # fmt: skip
+            config.kv_transfer_config = KVTransferConfig(
+                kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
+                kv_connector_extra_config={"connectors": [*beside, entry]},
+            )  # fmt: skip
         self.config, self.asynchronous = config, asynchronous
         _OPENING.append(self)
         function = get_hash_fn_by_name(HASH_ALGORITHM)
@@ -347,13 +368,12 @@ class Engine:
             block_size=world.shape.block_tokens,
             log_stats=True,
         )
-        self.connector: product.KVShareConnector = self.scheduler.connector
+        self.whole: Any = self.scheduler.connector
+        self.connector = ours_in(self.whole)
         self.ranks = [Rank(self, rank) for rank in range(tp * pp)]
-        self.connector.set_xfer_handshake_metadata_pp_aware(
-            {(rank // tp, rank % tp): self.ranks[rank].connector.get_handshake_metadata() for rank in range(tp * pp)}
-        )
+        handshakes = {(r // tp, r % tp): self.ranks[r].whole.get_handshake_metadata() for r in range(tp * pp)}
+        self.whole.set_xfer_handshake_metadata_pp_aware({at: m for at, m in handshakes.items() if m is not None})
         init_none_hash(function)
-        self._wait_for_clients()
         self.work_tables = self.scheduler.kv_cache_manager.get_block_ids
         self._aggregator = KVOutputAggregator(len(self.ranks))
         self._texts: dict[str, Text] = {}
@@ -363,10 +383,16 @@ class Engine:
         self.external_tokens: dict[str, int] = {}
         self.metadata: list[Any] = []
         self._counters: Counter[str] = Counter()
+        self.ready()
+
+    def ready(self) -> "Engine":
+        """Bring the engine to where requests find the store, if the facts of the ranks are there."""
+        self._wait_for_clients()
         decision = self.side.decision
         if decision is not None and decision.verdict.state == "shared":
             layers, shards = [list(stage.layers) for stage in decision.stages], decision.store_tp
-            world.cut_of = lambda _: (layers, shards)
+            self.world.cut_of = lambda _: (layers, shards)
+        return self
 
     def _wait_for_clients(self) -> None:
         """Wait until every thread has opened its client, so that a test's first request finds them."""
@@ -432,7 +458,7 @@ class Engine:
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
             scheduled = output.total_num_scheduled_tokens > 0
-            self.metadata.append(output.kv_connector_metadata)
+            self.metadata.append(_ours_of(output.kv_connector_metadata))
             self._queue.append((output, self._work_of(output)))
         if not (self.asynchronous and scheduled and len(self._queue) < 2):
             self._finish_step()
@@ -468,7 +494,8 @@ class Engine:
         merged = self._aggregator.aggregate(results)
         for outputs in self.scheduler.update_from_output(output, merged).values():
             if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
-                self._counters.update(outputs.scheduler_stats.kv_connector_stats["counters"])
+                stats = outputs.scheduler_stats.kv_connector_stats
+                self._counters.update(stats.get("KVShareConnector", stats).get("counters", {}))
             for item in outputs.outputs:
                 self.outputs[item.request_id].extend(item.new_token_ids)
                 if item.prefill_stats is not None:
@@ -543,6 +570,12 @@ class Engine:
         self.connector.shutdown()
         for rank in self.ranks:
             rank.connector.shutdown()
+
+
+def _ours_of(metadata: Any) -> Any:
+    """The part of a step's metadata that is ours."""
+    parts = [metadata, *getattr(metadata, "metadata", ())]
+    return next(part for part in parts if isinstance(part, product.KVShareMetadata))
 
 
 #: Engines, the newest last: its clients are the ones that are opened.

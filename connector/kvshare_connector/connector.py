@@ -4,6 +4,7 @@
 --kv-transfer-config.kv_connector_module_path=kvshare_connector.connector``
 """
 
+import contextlib
 import functools
 import logging
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -183,8 +185,14 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker_side.register_kv_caches(kv_caches)
 
     def get_handshake_metadata(self) -> KVShareHandshake | None:
-        """Facts of this rank for the scheduler."""
+        """Facts of this rank for the scheduler.
+
+        None inside vLLM's MultiConnector, which would give them to every connector: others raise at what they do not
+        know. There the facts come with the first step.
+        """
         facts = self._worker_side.facts()
+        if self._parsed.config.inside_multi_connector:
+            return None
         return None if facts is None else KVShareHandshake(facts.to_json())
 
     def _step(self) -> Step:
@@ -287,3 +295,8 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def reset_cache(self) -> bool:
         """Empty this engine's namespace."""
         return self._scheduler_side.reset()
+
+
+# MultiConnector looks its children's statistics up by class name, in every process that has loaded this module.
+with contextlib.suppress(ValueError):  # registered already
+    KVConnectorFactory.register_connector(KVShareConnector.__name__, __name__, KVShareConnector.__name__)

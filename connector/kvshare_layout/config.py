@@ -60,6 +60,7 @@ class ConnectorConfig:
         local_buffer_size: bytes of Mooncake's own client buffer.
         staging_bytes: bytes of the staging arena of one rank, both directions together.
         request_layout: physical layout to ask vLLM for; empty asks for nothing.
+        inside_multi_connector: MultiConnector loads the connector beside others; facts travel with the steps only.
         verify: what proves a load: ``size`` is result code and exact byte count.
         lookup_timeout_seconds: a lookup that takes longer counts as a miss.
         report_url: where the member reports its verdict; empty reports nowhere.
@@ -89,6 +90,7 @@ class ConnectorConfig:
     local_buffer_size: int = 16 * _MIB
     staging_bytes: int = 256 * _MIB
     request_layout: str = ""
+    inside_multi_connector: bool = False
     verify: str = "size"
     lookup_timeout_seconds: int = 5
     report_url: str = ""
@@ -216,6 +218,7 @@ _READERS: dict[str, Callable[[object], object]] = {
     "local_buffer_size": _size,
     "staging_bytes": _size,
     "request_layout": _choice(LAYOUTS, empty=True),
+    "inside_multi_connector": _switch,
     "verify": _choice(VERIFY_MODES),
     "lookup_timeout_seconds": _integer(1),
     "report_url": _text,

@@ -30,18 +30,19 @@ _STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3", "mrope", "deeps
 _CANARY_BLOCK = tuple(range(16))
 
 
-def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str) -> EngineFacts:
+def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str, identified: tuple[str, str]) -> EngineFacts:
     """Everything that the scheduler process knows about its engine.
 
     Args:
         vllm_config: vLLM's resolved configuration.
         kv_cache_config: vLLM's cache configuration.
         problem: what is known to keep the engine from caching, ``Reason: sentence``.
+        identified: what ``identify_weights`` found.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     algorithm = str(cache.prefix_caching_hash_algo)
     canary = hash_canary(algorithm)
-    weights, weights_problem = _weights(vllm_config)
+    weights, weights_problem = identified
     speculative = vllm_config.speculative_config
     return EngineFacts(
         tp=parallel.tensor_parallel_size,
@@ -123,8 +124,8 @@ def _without_origin(value: Any) -> Any:
     return value if isinstance(value, (str, int, bool, type(None))) else repr(value)
 
 
-def _weights(vllm_config: Any) -> tuple[str, str]:
-    """Digest of the weights, or why there is none."""
+def identify_weights(vllm_config: Any) -> tuple[str, str]:
+    """Digest of the weights, and why there is none. Reads files, which may take seconds."""
     load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
     if load_format == "dummy":
         return "", "the weights are random (load format dummy), real weights expected: no other engine has the same"

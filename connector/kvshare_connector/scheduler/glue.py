@@ -31,6 +31,8 @@ PIN_PERCENT = 5
 REUSE_SECONDS = 4.0
 #: Seconds that a block whose GET failed counts as missing.
 FORGET_SECONDS = 1.0
+#: Seconds that the engine steps without requests to bring the facts of the ranks here.
+FACTS_SECONDS = 2.0
 #: Seconds without news from the ranks after which the engine may sleep although something is open, instead of spinning
 #: while a store hangs; and seconds after which any call that wakes it makes it look again.
 NEWS_SECONDS, LOOK_AGAIN_SECONDS = 2.0, 0.5
@@ -67,6 +69,8 @@ class SchedulerSide:
         self._requests: dict[str, Any] = {}
         self._first_block: dict[str, int] = {}
         self._outdated: set[str] = set()  # requests whose blocks are from before a reset
+        self._computing: set[str] = set()  # requests that have been scheduled since their blocks were allocated
+        self._facts_wanted_since: float | None = None
         self._lookups = Lookups(timeout=self._config.lookup_timeout_seconds, reuse=REUSE_SECONDS, forget=FORGET_SECONDS)
         self._loads = Loads()
         self._offered = Offered()
@@ -88,8 +92,19 @@ class SchedulerSide:
         self._pins = Pins(max(1, pool.num_gpu_blocks * PIN_PERCENT // 100), self._ranks, self._touch, self._release)
 
     def take_facts(self, facts: Sequence[RankFacts]) -> None:
-        """Facts of some ranks; decides once those of all have come."""
-        self._act_on(self._membership.take_facts(facts))
+        """Facts of some ranks, at start-up; decides once those of all have come."""
+        self._act_on(self._membership.take_facts(facts, wait=True))
+
+    def _decide_if_ready(self, facts: Sequence[RankFacts] = ()) -> None:
+        """Inside vLLM's MultiConnector the facts come with the steps, and the weights when they have been read."""
+        if self.decision is None:
+            self._act_on(self._membership.take_facts(facts, wait=False))
+
+    def _decide_now_or_later(self) -> None:
+        try:
+            self._decide_if_ready()
+        except Exception as error:
+            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """An error of ours must cost the cache, never the engine: from now on nothing is cached."""
@@ -116,6 +131,7 @@ class SchedulerSide:
         """A request has arrived: remember it and start to look for its blocks."""
         self._requests[request.request_id] = request
         try:
+            self._decide_if_ready()
             self._act_on(self._membership.check_canary())
             if self._may_load(request):
                 self._ask(request, self._local_blocks(request))
@@ -191,6 +207,7 @@ class SchedulerSide:
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """The engine allocated blocks for a request, ``external_tokens`` of which must be loaded."""
         request_id = request.request_id
+        self._computing.discard(request_id)
         if external_tokens <= 0:
             self._loads.drop(request_id)
             self._lookups.allocated_without_hit(request_id)
@@ -209,12 +226,16 @@ class SchedulerSide:
         # The engine counts the tokens of a load as computed as soon as it is planned.
         if (unproven := self._loads.unproven_from(request_id)) is not None:
             ready = min(ready, unproven * self._block_tokens)
+        if request_id not in self._computing:
+            # The same for a load of another connector beside this one: nothing has been computed on top of it.
+            ready = 0
         if self._saving(request) and (job := self._job(request, ready, block_ids)) is not None:
             self._tail.append(job)
         self._loads.void(request_id)
         self._lookups.forget(request_id)
         self._saves.forget(request_id)
         self._outdated.discard(request_id)
+        self._computing.discard(request_id)
         self._first_block.pop(request_id, None)
         self._requests.pop(request_id, None)
 
@@ -222,6 +243,7 @@ class SchedulerSide:
 
     def step(self, scheduler_output: Any) -> Step:
         """What the ranks must do in this step."""
+        self._decide_now_or_later()
         saves, self._tail = self._tail, []
         cached = scheduler_output.scheduled_cached_reqs
         for request_id in (scheduler_output.preempted_req_ids or set()) | set(cached.resumed_req_ids):
@@ -231,8 +253,12 @@ class SchedulerSide:
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             request = self._requests.get(request_id)
+            first = request_id not in self._computing
+            self._computing.add(request_id)
             if request is None or not self._saving(request):
                 continue
+            if first and getattr(scheduler_output, "has_sync_kv_loads", False):
+                continue  # another connector loads in this very step, and may fail: the next step, or the end, saves
             ready = min(request.num_tokens, computed.get(request_id, 0) + scheduled)
             table = None
             if ready // self._block_tokens > 0:
@@ -315,7 +341,10 @@ class SchedulerSide:
     def _take_report(self, report: Report) -> None:
         self._last_news = time.monotonic()
         if report.facts and self.decision is None:
-            self.take_facts([RankFacts.from_json(text) for text in report.facts.values()])
+            try:
+                self._decide_if_ready([RankFacts.from_json(text) for text in report.facts.values()])
+            except Exception as error:
+                self._give_up(error)
         for job_id, ranks in report.released.items():
             self._pins.reported(job_id, ranks)
         self._offered.discard(report.unsaved)
@@ -331,8 +360,13 @@ class SchedulerSide:
         vLLM's processes spin while it steps. Pins that outlast a hanging store are released with the next request or
         call: the engine is idle, so nobody else wants the blocks.
         """
+        self._decide_now_or_later()
         if self._tail or self._decision_to_send:
             return True
+        if self.decision is None and not self._membership.facts_complete:
+            now = time.monotonic()
+            self._facts_wanted_since = self._facts_wanted_since or now
+            return now - self._facts_wanted_since < FACTS_SECONDS
         if not (self._pins.jobs or self._resets.waits_for_ranks):
             return False
         now = time.monotonic()

@@ -6,7 +6,9 @@ carries nothing out: what follows from a decision is the caller's business.
 
 import json
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from kvshare_connector import compat
@@ -40,18 +42,39 @@ class Membership:
         self._labels: dict[str, str] | None = None
         self._reporter = Reporter(parsed.config)
         self.decision: Decision | None = None
+        self._weights: Future[tuple[str, str]] = Future()
+        threading.Thread(target=self._identify_weights, name="kvshare-weights", daemon=True).start()
 
-    def take_facts(self, facts: Sequence[RankFacts]) -> Decision | None:
-        """Facts of some ranks; the decision, when it could be made just now."""
+    def _identify_weights(self) -> None:
+        """Read the weights beside everything else: it may take seconds, which no step has."""
+        try:
+            self._weights.set_result(engine_facts.identify_weights(self._vllm_config))
+        except Exception as error:
+            self._weights.set_exception(error)
+
+    def take_facts(self, facts: Sequence[RankFacts], *, wait: bool) -> Decision | None:
+        """Facts of some ranks; the decision, when it could be made just now.
+
+        Args:
+            facts: of some ranks.
+            wait: wait for the weights to be identified, as start-up may and no step may.
+        """
         self._facts.update({item.rank: item for item in facts})
-        if self.decision is not None or len(self._facts) < self._ranks:
+        if self.decision is not None or not self.facts_complete or not (wait or self._weights.done()):
             return None
         try:
-            engine = engine_facts.engine_facts(self._vllm_config, self._kv_cache_config, self._problem)
+            engine = engine_facts.engine_facts(
+                self._vllm_config, self._kv_cache_config, self._problem, self._weights.result()
+            )
             decision = decide(self._parsed, engine, list(self._facts.values()))
         except Exception as error:
             return self.give_up(error)
         return self._decided(decision)
+
+    @property
+    def facts_complete(self) -> bool:
+        """Whether the facts of all ranks have come."""
+        return len(self._facts) >= self._ranks
 
     def give_up(self, error: Exception) -> Decision:
         """An error of ours: disabled, with a reason that asks for a report. To be called while it is handled."""
