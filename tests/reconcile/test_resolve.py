@@ -78,16 +78,10 @@ def test_store_tp_divides_the_heads_and_is_a_multiple_of_each_effective_size(siz
     assert heads % found.store_tp == 0
 
 
-UNSUPPORTED = [
-    {"connector": {"onExistingConnector": "Compose"}},
-    {"connector": {"onExistingConnector": "Replace"}},
-]
-
-
-@pytest.mark.parametrize("spec", UNSUPPORTED)
-def test_what_this_version_does_not_do_is_said(spec: dict[str, Any]) -> None:
-    """The schema takes it, the status says no: never half done."""
-    assert [mistake.code for mistake in resolved(**spec).mistakes] == ["Unsupported"]
+@pytest.mark.parametrize("wish", ["Refuse", "Compose", "Replace"])
+def test_every_wish_about_an_existing_connector_is_accepted(wish: str) -> None:
+    """Whether a pod can follow it is decided pod by pod."""
+    assert resolved(connector={"onExistingConnector": wish}).mistakes == ()
 
 
 def test_namespaces_differ_by_name_model_revision_and_generation_only() -> None:

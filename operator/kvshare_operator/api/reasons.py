@@ -105,7 +105,8 @@ _ROWS: Final = (
         "FlagConflict",
         "A flag that the pool owns is already there, or a flag replaces the connector.",
         "container {container!r} already sets {flag}{problem}.",
-        "Remove it: the pool sets it, and this version cannot run beside another connector.",
+        "Remove it, because the pool sets it; for another connector see connector.onExistingConnector of the pool: "
+        "Compose runs beside it, Replace takes the place of vLLM's MooncakeStoreConnector.",
     ),
     Reason(
         "EnvConflict",
@@ -258,12 +259,6 @@ _ROWS: Final = (
         "(status) the stored pool object breaks the rules of its schema.",
         "{problem}.",
         "Correct the pool.",
-    ),
-    Reason(
-        "Unsupported",
-        "(status) the pool asks for something that this version does not do.",
-        "{field} is {given}, which this version of KVShare does not support.",
-        "Use {expected}.",
     ),
     Reason(
         "StoreTPConflict",

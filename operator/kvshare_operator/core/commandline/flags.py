@@ -208,6 +208,14 @@ class _Reader:
             self.options[option] = Seen(unknown=why, present=True)
 
 
+def option_of(word: str) -> str | None:
+    """Return the option that ``word`` (without a value) spells in any way that vLLM takes; None for other words."""
+    if not word.startswith("--") or "." in word or HOLE in word or SPILL in word:
+        return None
+    found = _resolve(word.replace("_", "-"))
+    return vllm_flags.CANONICAL[found[0][0]] if len(found) == 1 else None
+
+
 def _value(text: str) -> Seen:
     if HOLE in text or SPILL in text:
         why = "its value comes from a variable or a program that cannot be seen here"

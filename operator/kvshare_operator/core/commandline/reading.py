@@ -36,12 +36,14 @@ class Reading:
         way: how our flags get in: appended to ``args``, through our variable, or not at all (a worker).
         filler: words that must stand before our flags in ``args`` (the `$0` of `sh -c`).
         complete: False when an image's ENTRYPOINT may set options that cannot be seen.
+        script: whether a shell script starts vLLM.
     """
 
     arguments: flags.Arguments
     way: Way
     filler: tuple[str, ...] = ()
     complete: bool = True
+    script: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
     if users and alone and not script.sets_ours:
         why = "the script does not start vLLM where it can be seen"
         unseen = {option: flags.Seen(unknown=why) for option in flags.WATCHED}
-        return Reading(flags.Arguments(unseen), "variable")
+        return Reading(flags.Arguments(unseen), "variable", script=True)
     return refusal("ShellWrapper", container=name, problem=_missing(script))
 
 
@@ -164,7 +166,7 @@ def _of_servers(
     if any(command.ours for command in commands):
         problem = _torn(commands) or _set_by_itself(script)
         if problem is None and all(command.ours for command in commands):
-            return Reading(arguments, "variable")
+            return Reading(arguments, "variable", script=True)
         problem = problem or "only some of the places that start vLLM pass our flags on"
     elif all(command.positional for command in commands):
         if any("joined" in command.positional for command in commands):
@@ -174,7 +176,7 @@ def _of_servers(
         elif arguments.ends_options:
             return _appended(name, arguments)
         else:
-            return Reading(arguments, "args", filler)
+            return Reading(arguments, "args", filler, script=True)
     elif any(command.positional for command in commands):
         problem = "only some of the places that start vLLM pass our flags on"
     else:

@@ -60,15 +60,22 @@ def local_tp(name: str, reading: Reading, opt_in: OptIn) -> int:
 
 
 def check(
-    container: Mapping[str, Any], reading: Reading, opt_in: OptIn, pool: PoolView, ours: tuple[str, ...]
+    container: Mapping[str, Any],
+    reading: Reading,
+    opt_in: OptIn,
+    pool: PoolView,
+    ours: tuple[str, ...],
+    *,
+    taken_in: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
     """Compare everything; return (local TP, warnings). Raises ConflictError at the first reason against it.
 
     ``ours`` are the dotted flags that would be injected: a pod that already has exactly them is no conflict.
+    ``taken_in`` tells that the pod's own JSON flag is one that ours goes into.
     """
     name = str(container.get("name", ""))
     arguments = reading.arguments
-    _connector(name, arguments, ours)
+    _connector(name, arguments, ours, taken_in)
     _model(name, reading, pool)
     tp = local_tp(name, reading, opt_in)
     _sizes(tp, opt_in, pool)
@@ -81,9 +88,9 @@ def check(
     return tp, tuple(warnings)
 
 
-def _connector(name: str, arguments: Arguments, ours: tuple[str, ...]) -> None:
+def _connector(name: str, arguments: Arguments, ours: tuple[str, ...], taken_in: bool) -> None:
     json_flag = arguments.get("--kv-transfer-config")
-    if json_flag.present:
+    if json_flag.present and not taken_in:
         connector = _connector_name(json_flag.text)
         problem = f" (connector {connector})" if connector else ""
         raise ConflictError(refusal("FlagConflict", container=name, flag="--kv-transfer-config", problem=problem))

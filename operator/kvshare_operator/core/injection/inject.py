@@ -12,10 +12,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from kvshare_layout import config
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.commandline.reading import Opening, Reading, read_container
-from kvshare_operator.core.injection import arguments, conflicts, delivery
+from kvshare_operator.core.injection import arguments, compose, conflicts, delivery
 from kvshare_operator.core.injection.conflicts import ConflictError
 from kvshare_operator.core.injection.container import choose_container
 from kvshare_operator.core.injection.optin import OptIn, read_opt_in
@@ -70,10 +71,18 @@ def _inject(pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings)
         dotted = arguments.dotted_flags(pool, opt_in.role, settings)
     except ValueError as error:
         return refusal("PoolNotReady", pool=pool.name, problem=str(error))
-    tp, warnings = conflicts.check(container, reading, opt_in, pool, dotted)
+    mode = pool.spec.connector.on_existing_connector
+    ours = arguments.connector_config(pool, opt_in.role, settings)
+    replaced = compose.composed(container, reading, mode, ours, config.kv_role_of(opt_in.role))
+    taken_in = mode != "Refuse" and reading.arguments.get(compose.FLAG).present
+    if taken_in:
+        dotted = ()
+    tp, warnings = conflicts.check(container, reading, opt_in, pool, dotted, taken_in=taken_in)
     more = _deliver(result, container, pool, opt_in, settings)
     delivery.add_report_access(result, container, settings)
     delivery.add_rdma(container, pool)
+    if replaced is not None:
+        container[replaced.field][replaced.place] = replaced.text
     _add_flags(container, reading, arguments.missing_flags(reading.arguments, pool, dotted))
     record = _record(container, pool, opt_in.role, tp)
     _mark(result, record, settings)

@@ -8,11 +8,12 @@ them, never believed.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from kvshare_layout import reports
+from kvshare_layout import config, reports
 from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import Record, read_record
@@ -117,6 +118,21 @@ def _flags(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         for word in words:
             if match := _FLAG.fullmatch(str(word)):
                 yield match[1], match[2]
+            elif config.CONNECTOR_CLASS in str(word):
+                yield from _json_settings(str(word)[str(word).find("{") :])
+
+
+def _json_settings(text: str) -> Iterable[tuple[str, str]]:
+    """Our settings in a JSON value, alone or inside MultiConnector."""
+    try:
+        value = json.loads(text)
+        children = (value.get("kv_connector_extra_config") or {}).get("connectors") or []
+        for entry in (value, *children):
+            if entry.get("kv_connector") == config.CONNECTOR_CLASS:
+                for key, setting in entry["kv_connector_extra_config"].items():
+                    yield str(key), str(setting).removeprefix("s:")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return
 
 
 def _report(status: Mapping[str, Any]) -> reports.MemberReport | None:

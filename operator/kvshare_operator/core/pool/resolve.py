@@ -50,7 +50,7 @@ def resolve(namespace: str, name: str, spec: Spec, status: Status | None = None)
     """Resolve a pool. ``status`` is what the operator wrote last; None for a plan from a file."""
     remembered = status or Status()
     kv_heads = spec.model.kv_heads or remembered.kv_heads
-    mistakes = list(_unsupported(spec))
+    mistakes: list[Refusal] = []
     store_tp: int | None = None
     source: Source = "lcm"
     provisional = kv_heads is None
@@ -97,15 +97,6 @@ def _stuck(kept: int, spec: Spec, kv_heads: int | None) -> int | None:
     except LayoutError:
         return None
     return size if all(size % heads.effective_tp(tp, kv_heads) == 0 for tp in sizes) else None
-
-
-def _unsupported(spec: Spec) -> list[Refusal]:
-    """What the schema takes and this version does not do: said, never half done."""
-    found = []
-    if spec.connector.on_existing_connector != "Refuse":
-        given = spec.connector.on_existing_connector
-        found.append(refusal("Unsupported", field="connector.onExistingConnector", given=given, expected="Refuse"))
-    return found
 
 
 def full_address(address: str, namespace: str) -> tuple[str, list[str], list[str]]:
