@@ -41,6 +41,7 @@ def test_facts_come_with_steps_before_any_request(world: "World", engines: "Call
     """No handshake of ours reaches the other connector; the idle engine steps until the facts are there."""
     assert other
     engine = engines(world, "a", tp=2, pp=2, beside=[OTHER], extra={"pipeline_parallel_sizes": [1, 2]})
+    assert [rank.connector.get_handshake_metadata() for rank in engine.ranks] == [None] * 4
     assert engine.side.decision is None
     assert engine.run().side.decision.verdict.state == "shared"
     assert not engine.whole.has_pending_push_work()
