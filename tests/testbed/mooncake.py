@@ -80,6 +80,8 @@ def start_master(folder: Path, *, port: int | None = None, lease_ms: int | None 
         "--rpc_address=127.0.0.1",
         f"--rpc_port={port}",
         f"--metrics_port={metrics}",
+        # As many threads as cores, the default, answered some clients only after seconds on a busy two-core machine.
+        "--rpc_thread_num=8",
         "--logtostderr=1",
     ]
     if lease_ms is not None:
