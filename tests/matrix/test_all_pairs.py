@@ -133,6 +133,7 @@ def write_table(matrix: Matrix, path: Path) -> None:
     for writer in MEMBERS:
         cells = (matrix.cells.get((writer, reader), "not run") for reader in MEMBERS)
         lines.append(f"| {writer} | " + " | ".join(cells) + " |")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
 
 
