@@ -36,9 +36,9 @@ def test_rows_are_the_beginnings_of_slots() -> None:
     arena.cut(128)
     half = arena.send.borrow()
     assert half is not None
-    half.rows(2, 3, 100).copy_(torch.zeros(3, 100, dtype=torch.uint8))
+    half.memory[2:5, :100].copy_(torch.zeros(3, 100, dtype=torch.uint8))
     assert int((half.memory == 0).sum()) == 300
-    assert half.rows(2, 1, 100).data_ptr() == half.address(2)
+    assert half.memory[2:3].data_ptr() == half.address(2)
 
 
 def test_an_object_that_does_not_fit_is_refused_with_the_remedy() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvshare_connector.kernels import naive
+from kvshare_connector.kernels.plain import Plain
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store import codes
@@ -204,7 +204,7 @@ def test_a_fault_in_any_stage_of_a_load_gives_one_finish_report(
             case "address":
                 patch.setattr(transfer, "_slot_address", _raise)
             case "unpack":
-                patch.setattr(naive, "unpack", _raise)
+                patch.setattr(Plain, "unpack", _raise)
             case "no arena":
                 assert reader.arena.receive.borrow()
                 assert reader.arena.receive.borrow()
@@ -230,7 +230,7 @@ def test_saves_that_fail_release_their_blocks_and_their_memory(
             case "key":
                 patch.setattr(keys, "object_key", _raise)
             case "pack":
-                patch.setattr(naive, "pack", _raise)
+                patch.setattr(Plain, "pack", _raise)
             case "segments":
                 patch.setattr(transfer, "_direct_segments", _raise)
             case int():

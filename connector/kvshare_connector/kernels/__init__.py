@@ -1,1 +1,1 @@
-"""Packing and unpacking of canonical objects: a plain torch reference, and the Triton version beside it."""
+"""Packing and unpacking of canonical objects: a plain torch reference, faster versions beside it, and their choice."""

@@ -2,9 +2,10 @@
 
 Imports torch and triton only; ``naive`` beside it says what is right. Nothing is compiled until the first launch.
 
-Shape notes: a layer is ``[B, H, N, C]`` bytes with any strides and a dense C; a run is dense ``[heads, N, C]`` inside
-an object. A program copies ``ROWS`` of the ``heads * N`` cells of one run of one item. Strides and sizes are in words
-of the widest type that divides every address, stride and size; addresses are in bytes.
+Shape notes: a layer is ``[B, H, R, M, C]`` bytes with any strides and a dense C, where a block of N tokens is R kernel
+blocks of M; a run is dense ``[heads, N, C]`` inside an object. A program copies ``ROWS`` of the ``heads * N`` cells of
+one run of one item. Strides and sizes are in words of the widest type that divides every address, stride and size;
+addresses are in bytes.
 """
 
 from collections.abc import Sequence
@@ -14,20 +15,22 @@ import triton
 import triton.language as tl
 
 from kvshare_connector.kernels.naive import Run
+from kvshare_connector.kernels.plain import check_items
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-_TRITON = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
+#: Bytes that may divide everything, and the word that is then copied: two words at once where 16 do.
+_WORDS = {16: (tl.int64, 8), 8: (tl.int64, 8), 4: (tl.int32, 4), 2: (tl.int16, 2), 1: (tl.uint8, 1)}
 #: Words of one program's tile.
 _TILE_WORDS = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy(  # type: ignore[no-untyped-def]
-    p_items, p_objects, p_runs, p_layers, N, C,  # noqa: N803
-    UNPACK: tl.constexpr, WORD: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
+    p_items, p_objects, p_runs, p_layers, N, M, C,  # noqa: N803
+    UNPACK: tl.constexpr, WORD: tl.constexpr, BYTES: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     # p_items [n, 3]: object, block, address of the row. p_objects [o, 2]: first run, runs.
-    # p_runs [r, 4]: layer, first head, heads, offset in the object. p_layers [l, 4]: address, strides of B, H, N.
+    # p_runs [r, 4]: layer, first head, heads, offset in the object. p_layers [l, 5]: address, strides of B, H, R, M.
     i_item = tl.program_id(0).to(tl.int64)
     i_run = tl.program_id(1).to(tl.int64)
     i_tile = tl.program_id(2).to(tl.int64)
@@ -41,23 +44,28 @@ def _copy(  # type: ignore[no-untyped-def]
     head_start = tl.load(p_run + 1, mask=m_run, other=0)
     heads = tl.load(p_run + 2, mask=m_run, other=0)
     offset = tl.load(p_run + 3, mask=m_run, other=0)
-    p_layer = p_layers + i_layer * 4
+    p_layer = p_layers + i_layer * 5
     base = tl.load(p_layer)
     stride_b = tl.load(p_layer + 1)
     stride_h = tl.load(p_layer + 2)
-    stride_n = tl.load(p_layer + 3)
+    stride_r = tl.load(p_layer + 3)
+    stride_m = tl.load(p_layer + 4)
 
     o_cell = i_tile * ROWS + tl.arange(0, ROWS).to(tl.int64)
     m_cell = o_cell < heads * N
     o_head = head_start + o_cell // N
     o_token = o_cell % N
-    b_cache = base + (i_block * stride_b + o_head * stride_h + o_token * stride_n) * BYTES
+    o_place = o_head * stride_h + o_token // M * stride_r + o_token % M * stride_m
+    b_cache = base + (i_block * stride_b + o_place) * BYTES
     b_row = row + (offset + o_cell * C) * BYTES
+    p_cells = b_cache.to(tl.pointer_type(WORD))[:, None]
+    p_bytes = b_row.to(tl.pointer_type(WORD))[:, None]
     for start in range(0, C, WIDTH):
-        o_word = start + tl.arange(0, WIDTH).to(tl.int64)
-        mask = m_cell[:, None] & (o_word < C)[None, :]
-        p_cache = (b_cache[:, None] + o_word[None, :] * BYTES).to(tl.pointer_type(WORD))
-        p_row = (b_row[:, None] + o_word[None, :] * BYTES).to(tl.pointer_type(WORD))
+        o_word = start + tl.arange(0, WIDTH).to(tl.int64)[None, :]
+        mask = m_cell[:, None] & (o_word < C)
+        # Every cell starts at a multiple of ALIGN: said here, because the compiler cannot see it in a table.
+        p_cache = tl.multiple_of(p_cells + o_word, [BYTES, ALIGN])
+        p_row = tl.multiple_of(p_bytes + o_word, [BYTES, ALIGN])
         if UNPACK:
             tl.store(p_cache, tl.load(p_row, mask=mask), mask=mask)
         else:
@@ -75,15 +83,17 @@ class Repack:
         """Check and tabulate.
 
         Args:
-            layers: uint8 ``[B, H, N, C]``, or ``[B, H, C]`` for one token, on one device; B, N and C equal.
+            layers: uint8 ``[B, H, N, C]``, or ``[B, H, C]`` for one token, or ``[B, H, R, M, C]`` where a block is R
+                kernel blocks of M tokens; on one device, all axes but H equal.
             objects: the runs of every object that will be asked for.
 
         Raises:
             ValueError: a tensor or a run does not fit; the text says which.
         """
-        self._layers = [layer.unsqueeze(2) if layer.dim() == 3 else layer for layer in layers]
+        self._layers = [_five_axes(layer) for layer in layers]
         self._check_layers()
-        self._blocks, self._heads, self._tokens, self._cell = self._layers[0].shape
+        self._blocks, _, parts, self._part, self._cell = self._layers[0].shape
+        self._tokens = parts * self._part
         self._device = self._layers[0].device
         runs: list[tuple[int, int, int, int]] = []
         table: list[tuple[int, int]] = []
@@ -105,51 +115,67 @@ class Repack:
         self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         steps = [self._cell]
         for layer in self._layers:
-            steps += [layer.data_ptr(), *layer.stride()[:3]]
+            steps += [layer.data_ptr(), *layer.stride()[:4]]
         self._word = _widest(steps)
 
-    def pack(self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy item i, object ``objects[i]`` of block ``blocks[i]``, to the start of ``rows[i]``.
+    def pack(
+        self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
+    ) -> None:
+        """Copy item i, object ``objects[i]`` of block ``blocks[i]``, to the start of row ``slots[i]``.
 
         Args:
             objects: int64 ``[n]`` on the CPU, numbers of objects.
             blocks: int64 ``[n]`` on the CPU.
-            rows: uint8 ``[n, bytes]`` on the layers' device, at least as wide as the largest object asked for.
+            rows: uint8 ``[m, bytes]`` on the layers' device, at least as wide as the largest object asked for.
+            slots: int64 ``[n]`` on the CPU, different rows; row i for item i when None.
 
         Raises:
             ValueError: numbers or rows that do not exist; nothing has been written.
         """
-        self._launch(objects, blocks, rows, unpack=False)
+        self._launch(objects, blocks, rows, slots, unpack=False)
 
-    def unpack(self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy the starts of ``rows`` into the layers: the inverse of ``pack``, with the same arguments."""
-        self._launch(objects, blocks, rows, unpack=True)
+    def unpack(
+        self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
+    ) -> None:
+        """Copy the starts of rows into the layers: the inverse of ``pack``; one row may go to several blocks."""
+        self._launch(objects, blocks, rows, slots, unpack=True)
 
-    def _launch(self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, *, unpack: bool) -> None:
-        self._check_items(objects, blocks, rows)
+    def _launch(
+        self,
+        objects: torch.Tensor,
+        blocks: torch.Tensor,
+        rows: torch.Tensor,
+        slots: torch.Tensor | None,
+        *,
+        unpack: bool,
+    ) -> None:
+        places = check_items(objects, blocks, rows, slots, sizes=self.sizes, blocks_held=self._blocks)
+        if rows.device != self._device:
+            raise ValueError(f"rows on {rows.device} given, rows on {self._device} expected")
         if not len(objects) or not self._most_runs:
             return
-        word = min(self._word, _widest([rows.data_ptr(), rows.stride(0) if len(rows) > 1 else 0]))
+        align = min(self._word, _widest([rows.data_ptr(), rows.stride(0) if len(rows) > 1 else 0]))
+        type_, word = _WORDS[align]
         if word not in self._tables:
             self._tables[word] = self._in_words(word)
         runs, layers = self._tables[word]
-        addresses = rows.data_ptr() + torch.arange(len(rows), dtype=torch.int64) * rows.stride(0)
+        addresses = rows.data_ptr() + places * rows.stride(0)
         items = torch.stack([objects, blocks, addresses], dim=1).contiguous().to(self._device)
         cell = self._cell // word
         width = min(_power_of_two(cell), _TILE_WORDS)
         lines = _TILE_WORDS // width
         grid = (len(objects), self._most_runs, -(-self._most_heads * self._tokens // lines))
         _copy[grid](
-            items, self._objects, runs, layers, self._tokens, cell,
-            UNPACK=unpack, WORD=_TRITON[word], BYTES=word, ROWS=lines, WIDTH=width,
+            items, self._objects, runs, layers, self._tokens, self._part, cell,
+            UNPACK=unpack, WORD=type_, BYTES=word, ALIGN=align, ROWS=lines, WIDTH=width,
         )  # fmt: skip
 
     def _in_words(self, word: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables of runs and layers with their sizes in words."""
         runs = self._runs.clone()
         runs[:, 3] //= word
-        layers = [(x.data_ptr(), *(step // word for step in x.stride()[:3])) for x in self._layers]
-        return runs.to(self._device), self._table(layers, 4)
+        layers = [(x.data_ptr(), *(step // word for step in x.stride()[:4])) for x in self._layers]
+        return runs.to(self._device), self._table(layers, 5)
 
     def _table(self, rows: Sequence[tuple[int, ...]], width: int) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int64).view(-1, width).to(self._layers[0].device)
@@ -159,30 +185,23 @@ class Repack:
             raise ValueError("no layers given, at least one expected")
         first = self._layers[0]
         for slot, layer in enumerate(self._layers):
-            if layer.dtype != torch.uint8 or layer.dim() != 4 or layer.device != first.device:
+            if layer.dtype != torch.uint8 or layer.dim() != 5 or layer.device != first.device:
                 raise ValueError(f"layer {slot}: {layer.dtype} {tuple(layer.shape)} given, bytes [B, H, N, C] expected")
-            if layer.stride(3) != 1 and layer.shape[3] > 1:
+            if layer.stride(4) != 1 and layer.shape[4] > 1:
                 raise ValueError(f"layer {slot}: strides {layer.stride()} given, a dense last axis expected")
             if (layer.shape[0], *layer.shape[2:]) != (first.shape[0], *first.shape[2:]) or not layer.numel():
                 raise ValueError(f"layer {slot}: shape {tuple(layer.shape)} given, B, N and C of layer 0 expected")
 
-    def _check_items(self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor) -> None:
-        for name, numbers, limit in (("objects", objects, len(self.sizes)), ("blocks", blocks, self._blocks)):
-            if numbers.dtype != torch.int64 or numbers.dim() != 1 or numbers.device.type != "cpu":
-                raise ValueError(f"{name}: {numbers.dtype} {tuple(numbers.shape)} given, int64 [n] on the CPU expected")
-            if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < limit:
-                raise ValueError(f"{name}: {numbers.tolist()} given, numbers from 0 to {limit - 1} expected")
-        if not len(objects) == len(blocks) == len(rows):
-            raise ValueError(f"{len(objects)} objects, {len(blocks)} blocks, {len(rows)} rows given, as many expected")
-        needed = max((self.sizes[number] for number in objects.unique().tolist()), default=0)
-        if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.device != self._device or rows.shape[1] < needed:
-            raise ValueError(f"rows: {rows.dtype} {tuple(rows.shape)} given, bytes [n, {needed} or more] expected")
-        if rows.stride(1) != 1 or (len(rows) > 1 and rows.stride(0) < needed):
-            raise ValueError(f"rows: strides {rows.stride()} given, dense rows that do not overlap expected")
+
+def _five_axes(layer: torch.Tensor) -> torch.Tensor:
+    """``[B, H, R, M, C]`` of a layer, which may lack the last two of them; other numbers of axes stay as they are."""
+    if layer.dim() == 3:
+        return layer.unsqueeze(2).unsqueeze(2)
+    return layer.unsqueeze(2) if layer.dim() == 4 else layer
 
 
 def _widest(steps: Sequence[int]) -> int:
-    """Bytes of the widest word that divides all of ``steps``."""
+    """The largest of ``_WORDS`` that divides all of ``steps``."""
     return next(word for word in _WORDS if all(step % word == 0 for step in steps))
 
 

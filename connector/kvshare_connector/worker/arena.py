@@ -5,6 +5,8 @@ one half is in the store's hands the other is packed.
 """
 
 import queue
+import threading
+import time
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +32,10 @@ class Half:
         """Number of objects that fit."""
         return int(self.memory.shape[0])
 
-    def rows(self, start: int, count: int, size: int) -> torch.Tensor:
-        """uint8 ``[count, size]``: the first ``size`` bytes of ``count`` slots from ``start`` on."""
-        return self.memory[start : start + count, :size]
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return int(self.memory.shape[1])
 
     def address(self, slot: int) -> int:
         """Address of a slot."""
@@ -44,20 +47,59 @@ class Lender:
 
     def __init__(self, halves: list[Half]) -> None:
         self._free: queue.SimpleQueue[Half | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._used: dict[int, int] = {}
+        self._most = self._waits = 0
+        self._waited = 0.0
         self.slots = halves[0].slots if halves else 0
         for half in halves:
             self._free.put(half)
 
-    def borrow(self) -> Half | None:
-        """Wait for a free half; None once the arena is closed."""
-        half = self._free.get()
+    def borrow(self, slots: int | None = None) -> Half | None:
+        """Wait for a free half; None once the arena is closed.
+
+        Args:
+            slots: how many of its slots will be used, for the figures; all of them when not given.
+        """
+        started = time.monotonic()
+        try:
+            half, waited = self._free.get_nowait(), 0.0
+        except queue.Empty:
+            half, waited = self._free.get(), time.monotonic() - started
         if half is None:
             self._free.put(None)
+            return None
+        with self._lock:
+            self._used[id(half)] = (half.slots if slots is None else slots) * int(half.memory.stride(0))
+            self._most = max(self._most, sum(self._used.values()))
+            self._waits += waited > 0
+            self._waited += waited
         return half
 
     def give_back(self, half: Half) -> None:
         """Return a half."""
+        with self._lock:
+            self._used.pop(id(half), None)
         self._free.put(half)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that are lent now."""
+        with self._lock:
+            return sum(self._used.values())
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes that were lent at a time."""
+        with self._lock:
+            return self._most
+
+    def take_waits(self) -> tuple[int, float]:
+        """How often somebody had to wait since the last call, and for how many seconds."""
+        with self._lock:
+            taken = self._waits, self._waited
+            self._waits, self._waited = 0, 0.0
+            return taken
 
     def close(self) -> None:
         """Wake everybody who waits."""

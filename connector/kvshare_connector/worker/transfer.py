@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvshare_connector.kernels import naive
+from kvshare_connector.kernels.choice import Kernels, kernels_for
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.protocol import ObjectStore
@@ -98,6 +98,9 @@ class Transfers:
         self._namespace, self._plan, self._arena, self._lane = namespace, plan, arena, lane
         self._store, self._completions, self._count = store, completions, count
         self.epoch = epoch
+        self._numbers = {planned.held.id: number for number, planned in enumerate(plan.objects)}
+        self._made: Kernels | None = None
+        self._making = threading.Lock()
         self._open, self._open_lock = 0, threading.Lock()
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[_Sending | int | None] = queue.SimpleQueue()
@@ -208,16 +211,31 @@ class Transfers:
             self._send(_Sending(batch, segments, job.epoch, half, None))
 
     def _gather(self, batch: Sequence[Item], half: Half, event: Any) -> None:
-        """Pack a batch, sorted by object, into the slots of ``half``."""
+        """Pack a batch into the slots of ``half``."""
+        objects, blocks = self._tabulate(batch)
         with torch.inference_mode(), self._lane.after(event):
-            for start, end in _equal_objects(batch):
-                planned = batch[start].planned
-                rows = half.rows(start, end - start, planned.held.size)
+            kernels = self._kernels()
+            step = self._lane.rows_at_once(half.slot_bytes)
+            for start in range(0, len(batch), step):
+                end = min(start + step, len(batch))
+                rows = half.memory[start:end]
                 scratch = self._lane.scratch(rows)
-                blocks = torch.tensor([item.block_id for item in batch[start:end]], dtype=torch.int64)
-                naive.pack(self._plan.layers, planned.runs, blocks.to(self._lane.device), scratch)
-                if scratch is not rows:
-                    rows.copy_(scratch, non_blocking=True)
+                kernels.pack(objects[start:end], blocks[start:end], scratch)
+                self._lane.to_arena(scratch, rows)
+
+    def _tabulate(self, batch: Sequence[Item]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of the objects and of the blocks of ``batch``, int64 ``[n]`` each."""
+        return (
+            torch.tensor([self._numbers[item.planned.held.id] for item in batch], dtype=torch.int64),
+            torch.tensor([item.block_id for item in batch], dtype=torch.int64),
+        )
+
+    def _kernels(self) -> Kernels:
+        """The kernels, compiled by the thread that needs them first: the engine's own never waits for a compiler."""
+        with self._making:
+            if self._made is None:
+                self._made = kernels_for(self._plan.layers, [planned.runs for planned in self._plan.objects])
+            return self._made
 
     def _send_direct(self, job: SaveJob, items: Sequence[Item], event: Any) -> None:
         if not items:
@@ -348,19 +366,23 @@ class Transfers:
     def _scatter(self, order: Sequence[Item], arrived: Sequence[bool], first_bad: int | None, half: Half) -> None:
         """Unpack what arrived, each object from its own slot, up to the first bad block."""
         packed = [item for item in order if not item.planned.pieces]
+        chosen = [
+            slot
+            for slot, item in enumerate(packed)
+            if arrived[slot] and (first_bad is None or item.position < first_bad)
+        ]
+        objects, blocks = self._tabulate([packed[slot] for slot in chosen])
+        slots = torch.tensor(chosen, dtype=torch.int64)
         with torch.inference_mode(), self._lane.after(None):
-            for start, end in _equal_objects(packed):
-                chosen = [
-                    slot
-                    for slot in range(start, end)
-                    if arrived[slot] and (first_bad is None or order[slot].position < first_bad)
-                ]
-                if not chosen:
+            step = self._lane.rows_at_once(half.slot_bytes)
+            for start in range(0, len(packed), step):
+                inside = (slots >= start) & (slots < start + step)
+                if not bool(inside.any()):
                     continue
-                planned = order[start].planned
-                rows = half.memory[torch.tensor(chosen), : planned.held.size].to(self._lane.device)
-                blocks = torch.tensor([order[slot].block_id for slot in chosen], dtype=torch.int64)
-                naive.unpack(self._plan.layers, planned.runs, blocks.to(self._lane.device), rows)
+                rows = half.memory[start : min(start + step, len(packed))]
+                scratch = self._lane.scratch(rows)
+                self._lane.from_arena(rows, scratch)
+                self._kernels().unpack(objects[inside], blocks[inside], scratch, slots[inside] - start)
 
     def _key(self, item: Item) -> str:
         id_ = item.planned.held.id
@@ -371,17 +393,6 @@ def _slot_address(half: Half | None, slot: int) -> int:
     if half is None:
         raise RuntimeError("the staging arena is closed")
     return half.address(slot)
-
-
-def _equal_objects(batch: Sequence[Item]) -> list[tuple[int, int]]:
-    """Ranges of neighbours that are the same object of different blocks."""
-    ranges: list[tuple[int, int]] = []
-    start = 0
-    for i in range(1, len(batch) + 1):
-        if i == len(batch) or batch[i].planned is not batch[start].planned:
-            ranges.append((start, i))
-            start = i
-    return ranges if batch else []
 
 
 def _direct_segments(batch: Sequence[Item]) -> list[list[tuple[int, int]]]:
