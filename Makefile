@@ -7,7 +7,7 @@ GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
 .PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios \
-	check generate verify clean
+	check generate verify docs clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ verify: ## Fail when a generated file is not what its source says
 	@$(PREPARE) fast
 	$(VENV)/python -m kvshare_operator.api.crd --check
 	$(VENV)/python docs/generate.py --check
+
+docs: ## The documentation as a site, in build/site
+	@$(PREPARE) fast
+	NO_MKDOCS_2_WARNING=true $(VENV)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 clean: ## Delete what the checkout's own verbs made here; ~/.cache/kvshare stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
