@@ -1,8 +1,5 @@
 """The Triton version against the plain one, in Triton's interpreter: exact bytes, poisoned memory."""
 
-import importlib
-import os
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -15,22 +12,6 @@ from physical import LAYOUTS, caches, label
 from poison import POISON
 
 pytest.importorskip("triton")
-
-
-@pytest.fixture(scope="module")
-def repack() -> Iterator[ModuleType]:
-    """The module with its kernel interpreted; the choice is made when it is loaded, and taken back afterwards."""
-    module = importlib.import_module("kvshare_connector.kernels.repack")
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        yield importlib.reload(module)
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
-        importlib.reload(module)
 
 
 def _filled(layout: str, layers: int, b: int, h: int, n: int, c: int, **extra: int) -> list[torch.Tensor]:
@@ -62,7 +43,17 @@ def _expected(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("layers", "b", "h", "n", "c", "width"),
-    [(3, 3, 3, 3, 3, 1), (2, 4, 2, 16, 64, 1), (3, 3, 4, 5, 24, 2), (1, 2, 1, 1, 1, 1), (2, 3, 2, 3, 4100, 2)],
+    [
+        (3, 3, 3, 3, 3, 1),
+        (2, 4, 2, 16, 64, 1),
+        (3, 3, 4, 5, 24, 2),
+        (1, 2, 1, 1, 1, 1),
+        (2, 3, 2, 3, 4100, 2),
+        (2, 2, 16, 2, 160, 4),
+        (1, 2, 1, 128, 96, 1),
+        (1, 2, 2, 127, 80, 2),
+        (1, 2, 12, 9, 36, 3),
+    ],
 )
 def test_packing_equals_the_plain_version(
     repack: ModuleType, layout: str, layers: int, b: int, h: int, n: int, c: int, width: int

@@ -64,7 +64,7 @@ def kernels_for(layers: Sequence[torch.Tensor], objects: Sequence[Sequence[Run]]
 
 
 def _accelerated(device: torch.device) -> bool:
-    return device.type != "cpu"
+    return str(device.type) != "cpu"
 
 
 def _try(fast: Kernels, plain: Kernels, device: torch.device) -> None:
