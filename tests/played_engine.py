@@ -554,10 +554,10 @@ class Engine:
         return sum(len(metadata.step.loads) for metadata in self.metadata)
 
     def count(self, name: str) -> float:
-        """A counter, summed over all ranks and the scheduler."""
-        for counters in (self.side.counters.drain(), *(rank.connector._worker_side.counters() for rank in self.ranks)):
-            self._counters.update(counters)
-        return self._counters[name]
+        """A counter, summed over all ranks, the scheduler and the labels that are not given."""
+        for side in (self.side, *(rank.connector._worker_side for rank in self.ranks)):
+            self._counters.update(side.counters.drain())
+        return sum(value for key, value in self._counters.items() if key == name or key.startswith(name + ":"))
 
     def describe(self) -> str:
         """Where the engine stands, for messages."""

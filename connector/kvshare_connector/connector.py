@@ -73,7 +73,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _timed(method: _Method) -> _Method:
-    """Count the time that a call takes from the scheduler's thread."""
+    """Count the time that a call takes from the thread of the engine that makes it."""
 
     @functools.wraps(method)
     def timed(self: "KVShareConnector", *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,9 @@ def _timed(method: _Method) -> _Method:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self._scheduler_side.counters.add("scheduler_seconds", time.perf_counter() - started)
+            side, process = (self._scheduler, "scheduler") if self._scheduler is not None else (self._worker, "worker")
+            if side is not None:
+                side.counters.blocked(process, method.__name__, time.perf_counter() - started)
 
     return timed  # type: ignore[return-value]
 
@@ -164,12 +166,9 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> KVShareStats | None:
         """What was counted since the last call."""
-        if self._scheduler is not None:
-            member = self._scheduler.take_member()
-            data = {"counters": self._scheduler.counters.drain(), "member": dict(member) if member else None}
-        else:
-            data = {"counters": self._worker_side.counters(), "member": None}
-        stats = KVShareStats(data=data)
+        side = self._scheduler if self._scheduler is not None else self._worker_side
+        data = side.statistics()
+        stats = KVShareStats(data=data or {})
         return None if stats.is_empty() else stats
 
     def shutdown(self) -> None:
@@ -199,6 +198,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         metadata = self._get_connector_metadata()
         return metadata.step if isinstance(metadata, KVShareMetadata) else Step()
 
+    @_timed
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start this step's loads; all of them are asynchronous."""
         self._worker_side.start_loads(self._step())
@@ -209,6 +209,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: blocks are saved whole, after the step."""
 
+    @_timed
     def wait_for_save(self) -> None:
         """Start this step's saves behind the forward pass; their blocks are pinned by the scheduler.
 
@@ -217,6 +218,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         self._worker_side.start_saves(self._step(), computed=sys.exc_info()[0] is None)
 
+    @_timed
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that are over on this rank."""
         return compat.transfer_results(self._worker_side.finished_loads())
@@ -225,10 +227,12 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """The same for callers of the older form."""
         return None, self._worker_side.finished_loads() or None
 
+    @_timed
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Cache blocks that were not proven loaded."""
         return self._worker_side.bad_block_ids()
 
+    @_timed
     def build_connector_worker_meta(self) -> KVShareWorkerMetadata | None:
         """What this rank has to tell the scheduler."""
         report = self._worker_side.report()
@@ -288,10 +292,12 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """The same for one group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @_timed
     def has_pending_push_work(self) -> bool:
         """Whether ranks still have something to report."""
         return self._scheduler_side.busy
 
+    @_timed
     def reset_cache(self) -> bool:
         """Empty this engine's namespace."""
         return self._scheduler_side.reset()

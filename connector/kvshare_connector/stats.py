@@ -1,68 +1,27 @@
-"""Stats: what the connector counts, and how it reaches vLLM's metrics.
+"""Stats: how what was counted reaches vLLM's metrics, from every rank and the scheduler to one ``/metrics``.
 
-Counters are plain numbers by name; merging adds. ``TABLE`` is the only list of them: metric names, help texts and the
-reference documentation come from it.
+Counters add up over ranks and over time; gauges are kept by rank, the newest value of each; samples are joined. vLLM
+tells engines of one process apart by its own labels (``engine``), which come in front of ours.
 """
 
-import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import Counter as PromCounter
 from prometheus_client import Gauge as PromGauge
+from prometheus_client import Histogram as PromHistogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-#: Counter name -> (labels, help). The metric is ``kvshare_<name>_total``.
-TABLE: dict[str, tuple[dict[str, str], str]] = {
-    "lookups": ({}, "Lookups asked of the store."),
-    "lookups_skipped": ({}, "Lookups not asked and counted as a miss, because the store is away or hangs."),
-    "lookup_keys": ({}, "Keys asked for by lookups."),
-    "lookup_timeouts": ({}, "Lookups that took too long and counted as a miss."),
-    "lookup_seconds": ({}, "Seconds that lookups spent in the store, in the background."),
-    "scheduler_seconds": ({}, "Seconds that the engine's scheduler thread spent in the connector."),
-    "loaded_blocks": ({}, "Blocks that were loaded, per rank."),
-    "loaded_bytes": ({}, "Bytes read from the store, per rank."),
-    "saved_objects": ({}, "Objects that were stored."),
-    "saved_bytes": ({}, "Bytes of objects that were stored."),
-    "failed_loads": ({}, "Requests whose load was incomplete; the rest was computed."),
-    "dropped_save_blocks": ({}, "Blocks that were not saved because too many were pinned already."),
-    "failed_get_keys": ({"operation": "get"}, "Keys whose transfer failed."),
-    "failed_put_keys": ({"operation": "put"}, "Keys whose transfer failed."),
-    "get_segments": ({"operation": "get"}, "Memory segments handed to the store."),
-    "put_segments": ({"operation": "put"}, "Memory segments handed to the store."),
-}
-
-#: Counters that share one metric with a label.
-SHARED_METRICS = {
-    "failed_get_keys": "failed_keys", "failed_put_keys": "failed_keys",
-    "get_segments": "segments", "put_segments": "segments",
-}  # fmt: skip
-
-#: Labels of the metric that says what a member does.
-MEMBER_LABELS = ("verdict", "reason", "fingerprint", "store_tp", "layouts", "namespace")
-
-
-class Counters:
-    """Thread-safe counters of one process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: Counter[str] = Counter()
-
-    def add(self, name: str, value: float = 1) -> None:
-        """Add to a counter of ``TABLE``."""
-        with self._lock:
-            self._values[name] += value  # type: ignore[assignment]
-
-    def drain(self) -> dict[str, float]:
-        """Take what was counted since the last call."""
-        with self._lock:
-            values, self._values = self._values, Counter()
-        return {name: value for name, value in values.items() if value}
+from kvshare_connector.counters import COUNTERS, GAUGES, HISTOGRAMS, MEMBER_LABELS, MOST_SAMPLES
 
 
 class KVShareStats(KVConnectorStats):  # type: ignore[misc]
-    """``data``: ``counters`` (numbers by name) and ``member`` (labels of ``kvshare_member_info``, or None)."""
+    """What some processes of an engine have counted.
+
+    ``data`` survives serialisation. ``counters``: numbers by name; ``gauges``: by name, then by rank; ``samples``:
+    values of histograms by name; ``member``: labels of ``kvshare_member_info``, or None.
+    """
 
     data: dict[str, Any]
 
@@ -71,24 +30,40 @@ class KVShareStats(KVConnectorStats):  # type: ignore[misc]
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Both together: counters add up, the newer member information wins."""
-        counters = Counter(self.data.get("counters") or {})
-        counters.update(other.data.get("counters") or {})
+        """Both together; neither is changed."""
+        counters = Counter(_part(self.data, "counters"))
+        counters.update(_part(other.data, "counters"))
+        mine, others = _part(self.data, "gauges"), _part(other.data, "gauges")
+        gauges = {name: {**mine.get(name, {}), **others.get(name, {})} for name in {**mine, **others}}
+        first, second = _part(self.data, "samples"), _part(other.data, "samples")
+        samples = {name: [*first.get(name, ()), *second.get(name, ())][:MOST_SAMPLES] for name in {**first, **second}}
         member = other.data.get("member") or self.data.get("member")
-        return KVShareStats(data={"counters": dict(counters), "member": member})
+        return KVShareStats(data={"counters": dict(counters), "gauges": gauges, "samples": samples, "member": member})
 
     def reduce(self) -> dict[str, int | float]:
-        """The numbers of an interval, for the engine's log line."""
-        counters = self.data.get("counters") or {}
-        return {name: round(counters[name], 3) for name in TABLE if name in counters}
+        """The numbers of an interval, for the engine's log line: labels added up, calls left out."""
+        sums: Counter[str] = Counter()
+        for name, value in _part(self.data, "counters").items():
+            sums[name.split(":")[0]] += value
+        shown: dict[str, int | float] = {
+            name: round(sums[name], 3) for name in COUNTERS if name in sums and name != "hook_calls"
+        }
+        for name, by_rank in _part(self.data, "gauges").items():
+            if name in GAUGES and by_rank:
+                shown[name] = max(by_rank.values())
+        return shown
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not (self.data.get("counters") or self.data.get("member"))
+        return not any(self.data.values())
+
+
+def _part(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return data.get(name) or {}
 
 
 class KVSharePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Registers ``kvshare_*`` with vLLM's own Prometheus registry."""
+    """Registers ``kvshare_*`` with vLLM's own Prometheus registry, for one or several engines."""
 
     def __init__(
         self,
@@ -98,33 +73,72 @@ class KVSharePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        metrics: dict[str, Any] = {}
-        self._children: dict[tuple[int, str], Any] = {}
-        for name, (labels, text) in TABLE.items():
-            metric_name = SHARED_METRICS.get(name, name)
-            if metric_name not in metrics:
-                metrics[metric_name] = metric_types[PromCounter](
-                    name=f"kvshare_{metric_name}", documentation=text, labelnames=[*labelnames, *labels]
-                )
-            for engine, values in labelvalues.items():
-                self._children[engine, name] = metrics[metric_name].labels(*values, *labels.values())
+        self._counters = {
+            name: metric_types[PromCounter](
+                name=f"kvshare_{name}", documentation=text, labelnames=[*labelnames, *labels]
+            )
+            for name, (labels, text) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: metric_types[PromGauge](
+                name=f"kvshare_{name}", documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent"
+            )
+            for name, text in GAUGES.items()
+        }
+        self._histograms = {
+            name: metric_types[PromHistogram](
+                name=f"kvshare_{name}", documentation=text, labelnames=labelnames, buckets=list(bounds)
+            )
+            for name, (bounds, text) in HISTOGRAMS.items()
+        }
         self._info = metric_types[PromGauge](
             name="kvshare_member_info",
             documentation="What this engine does with the shared cache, and why; always 1.",
             labelnames=[*labelnames, *MEMBER_LABELS],
+            multiprocess_mode="mostrecent",
         )
+        self._children: dict[tuple[int, str], Any] = {}
+        self._by_rank: dict[tuple[int, str], dict[str, float]] = {}
         self._shown: dict[int, list[str]] = {}
+        for engine in labelvalues:
+            for name, (labels, _) in COUNTERS.items():
+                if not labels:  # a rate needs the zero before the first count
+                    self._counter(engine, name)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add one interval's numbers."""
-        for name, value in (transfer_stats_data.get("counters") or {}).items():
-            if (child := self._children.get((engine_idx, name))) is not None:
+        """Add one interval's numbers of one engine. Names and engines that nobody has announced are left out."""
+        if engine_idx not in self.per_engine_labelvalues:
+            return
+        engine = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
+        for name, value in _part(transfer_stats_data, "counters").items():
+            if (child := self._counter(engine_idx, name)) is not None:
                 child.inc(value)
-        member = transfer_stats_data.get("member")
-        if member:
-            engine = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
+        for name, by_rank in _part(transfer_stats_data, "gauges").items():
+            if name in self._gauges and by_rank:
+                values = self._by_rank.setdefault((engine_idx, name), {})
+                values.update(by_rank)
+                self._gauges[name].labels(*engine).set(max(values.values()))
+        for name, values in _part(transfer_stats_data, "samples").items():
+            if name in self._histograms:
+                self._observe_all(name, engine, values)
+        if member := transfer_stats_data.get("member"):
             labels = [*engine, *(str(member.get(label, "")) for label in MEMBER_LABELS)]
             if (old := self._shown.get(engine_idx)) and old != labels:
                 self._info.labels(*old).set(0)
             self._info.labels(*labels).set(1)
             self._shown[engine_idx] = labels
+
+    def _observe_all(self, name: str, engine: Sequence[str], values: Sequence[float]) -> None:
+        child = self._histograms[name].labels(*engine)
+        for value in values:
+            child.observe(value)
+
+    def _counter(self, engine: int, key: str) -> Any:
+        """The metric that counts under ``key``, or None for a key that the table does not know."""
+        if (engine, key) not in self._children:
+            name, *labels = key.split(":")
+            if name not in self._counters or len(labels) != len(COUNTERS[name][0]):
+                return None
+            values = [str(value) for value in self.per_engine_labelvalues[engine]]
+            self._children[engine, key] = self._counters[name].labels(*values, *labels)
+        return self._children[engine, key]

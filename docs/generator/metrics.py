@@ -1,21 +1,27 @@
 """reference/metrics.md: the connector's table, read without importing vLLM, and the operator's registry."""
 
 import ast
+from collections.abc import Sequence
 
 from generator.source import assigned, cell, tree
 from kvshare_operator.edges.metrics import REGISTRY
 
-STATS = "connector/kvshare_connector/stats.py"
+COUNTERS = "connector/kvshare_connector/counters.py"
 ENGINE = """# Metrics
 
 ## Engines
 
-On vLLM's own `/metrics`, with vLLM's labels (`model_name`, `engine`) besides the ones named here. All are counters
-except `kvshare_member_info`. A hit rate close to zero with `verdict="shared"` everywhere means that fingerprints or
-namespaces differ: compare these two labels between members.
+On vLLM's own `/metrics`, with vLLM's labels (`model_name`, `engine`) besides the ones named here; data-parallel engines
+of one process differ in `engine`. Counters are sums over all ranks of an engine. A hit rate
+(`kvshare_hit_tokens_total` / `kvshare_asked_tokens_total`) close to zero with `verdict="shared"` everywhere means that
+fingerprints or namespaces differ: compare these two labels between members.
 
-| Metric | Labels | Meaning |
-|---|---|---|
+The label `code` is one of the store's names, such as `OBJECT_NOT_FOUND`, or one of ours: `SHORT_READ` (another number
+of bytes than the object has), `NO_CLIENT` (no connection to the store), `OVERDUE` (a load waited too long behind
+others), `RAISED` (an error of ours, see the log).
+
+| Metric | Type | Labels | Meaning |
+|---|---|---|---|
 """
 OPERATOR = """
 ## Operator
@@ -29,18 +35,21 @@ On port 8080 of controller and webhook (`/metrics`).
 
 def page() -> str:
     """All metrics."""
-    module = tree(STATS)
-    table: dict[str, tuple[dict[str, str], str]] = ast.literal_eval(assigned(module, "TABLE"))
-    shared: dict[str, str] = ast.literal_eval(assigned(module, "SHARED_METRICS"))
-    rows: dict[str, tuple[list[str], str]] = {}
-    for name, (labels, text) in table.items():
-        shown, _ = rows.setdefault(f"kvshare_{shared.get(name, name)}_total", ([], text))
-        shown.extend(f'`{label}="{value}"`' for label, value in labels.items())
-    lines = [f"| `{name}` | {', '.join(labels)} | {cell(text)} |\n" for name, (labels, text) in rows.items()]
-    info = ", ".join(f"`{label}`" for label in ast.literal_eval(assigned(module, "MEMBER_LABELS")))
+    module = tree(COUNTERS)
+    counters: dict[str, tuple[tuple[str, ...], str]] = ast.literal_eval(assigned(module, "COUNTERS"))
+    gauges: dict[str, str] = ast.literal_eval(assigned(module, "GAUGES"))
+    histograms: dict[str, tuple[tuple[int, ...], str]] = ast.literal_eval(assigned(module, "HISTOGRAMS"))
+    member: tuple[str, ...] = ast.literal_eval(assigned(module, "MEMBER_LABELS"))
+    rows = [_row(f"{name}_total", "counter", labels, text) for name, (labels, text) in counters.items()]
+    rows += [_row(name, "gauge", (), text) for name, text in gauges.items()]
+    rows += [_row(name, "histogram", (), text) for name, (_, text) in histograms.items()]
     text = "What this engine does with the shared cache, and why; 1 for the present state, 0 for former ones."
-    lines.append(f"| `kvshare_member_info` | {info} | {text} |\n")
-    return ENGINE + "".join(lines) + OPERATOR + "".join(_operator_rows())
+    rows.append(_row("member_info", "gauge", member, text))
+    return ENGINE + "".join(rows) + OPERATOR + "".join(_operator_rows())
+
+
+def _row(name: str, kind: str, labels: Sequence[str], text: str) -> str:
+    return f"| `kvshare_{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {cell(text)} |\n"
 
 
 def _operator_rows() -> list[str]:

@@ -168,7 +168,7 @@ def test_whatever_a_reader_calls_loaded_is_what_was_stored(
                 assert found == "right" if place not in flagged else found in ("empty", "right")
             assert all(reader.block(rank, block, 0) == "empty" for block in set(range(BLOCKS)) - set(places))
         assert report.unread <= set(hashes[first_gone:])
-        written = sum(side.counters().get("saved_bytes", 0) for side in writer.sides)
+        written = sum(side.counters.drain().get("saved_bytes", 0) for side in writer.sides)
         assert written == count * LAYERS * heads * TOKENS * CELL
     finally:
         writer.close()

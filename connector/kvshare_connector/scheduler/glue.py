@@ -5,10 +5,11 @@ Nothing in here asserts on ids or waits for the network: an assertion or a stall
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvshare_connector import compat
+from kvshare_connector.counters import Counters
 from kvshare_connector.scheduler.loads import Loads
 from kvshare_connector.scheduler.lookup import Lookups, Question
 from kvshare_connector.scheduler.membership import Membership, compare_manifest
@@ -16,7 +17,6 @@ from kvshare_connector.scheduler.pins import Pins
 from kvshare_connector.scheduler.probe import Probe
 from kvshare_connector.scheduler.resets import Resets
 from kvshare_connector.scheduler.saves import Offered, SaveJob, SaveRule, Saves
-from kvshare_connector.stats import Counters
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.wire import Report, Step
 from kvshare_layout import Decision, RankFacts
@@ -68,6 +68,7 @@ class SchedulerSide:
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
         self._first_block: dict[str, int] = {}
+        self._asked: dict[str, int] = {}  # tokens that a lookup was about, until blocks are allocated
         self._outdated: set[str] = set()  # requests whose blocks are from before a reset
         self._computing: set[str] = set()  # requests that have been scheduled since their blocks were allocated
         self._facts_wanted_since: float | None = None
@@ -130,6 +131,8 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """A request has arrived: remember it and start to look for its blocks."""
         self._requests[request.request_id] = request
+        if reason := self._kept_apart(request):
+            self.counters.add(f"skipped_requests:{reason}")
         try:
             self._decide_if_ready()
             self._act_on(self._membership.check_canary())
@@ -142,6 +145,7 @@ class SchedulerSide:
         """Tokens that can be loaded beyond the ``local_tokens`` that the engine has; ``None`` asks to come again."""
         if not self._may_load(request):
             return 0, False
+        self._asked[request.request_id] = request.num_tokens - local_tokens
         start = local_tokens // self._block_tokens
         self._first_block[request.request_id] = start
         try:
@@ -160,15 +164,16 @@ class SchedulerSide:
             and self.decision.caches
             and self._pool is not None
             and self._kv_role != "kv_producer"
-            and self._cacheable(request)
+            and not self._kept_apart(request)
             and not getattr(request, "skip_reading_prefix_cache", False)
             and not self._resets.under_way
         )
 
     @staticmethod
-    def _cacheable(request: Any) -> bool:
+    def _kept_apart(request: Any) -> str:
+        """Why a request never uses the shared cache, a word for the metric, or an empty string."""
         # An adapter enters block hashes by name and path, not by content: another pod's adapter may differ.
-        return request.lora_request is None
+        return "lora" if request.lora_request is not None else ""
 
     def _ask(self, request: Any, start: int) -> int | None:
         """Blocks found from ``start`` on, or None while the answer is not there."""
@@ -182,6 +187,9 @@ class SchedulerSide:
             self.counters.add("lookups")
             self.counters.add("lookup_keys", answer.keys)
             self.counters.add("lookup_seconds", answer.seconds)
+            self.counters.observe("keys_per_lookup", answer.keys)
+            for name, calls in answer.failures.items():
+                self.counters.add(f"failed_lookups:{name}", calls)
         # The last token is always computed, so that there is something to sample from.
         usable = (request.num_tokens - 1) // self._block_tokens
         before = self._lookups.timeouts
@@ -208,10 +216,12 @@ class SchedulerSide:
         """The engine allocated blocks for a request, ``external_tokens`` of which must be loaded."""
         request_id = request.request_id
         self._computing.discard(request_id)
+        self.counters.add("asked_tokens", self._asked.pop(request_id, 0))
         if external_tokens <= 0:
             self._loads.drop(request_id)
             self._lookups.allocated_without_hit(request_id)
             return
+        self.counters.add("found_tokens", external_tokens)
         start = self._first_block.get(request_id, 0)
         end = start + external_tokens // self._block_tokens
         hashes = tuple(request.block_hashes[start:end])
@@ -237,6 +247,7 @@ class SchedulerSide:
         self._outdated.discard(request_id)
         self._computing.discard(request_id)
         self._first_block.pop(request_id, None)
+        self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
 
     # Steps.
@@ -278,7 +289,7 @@ class SchedulerSide:
             self.decision is not None
             and self.decision.caches
             and self._pool is not None
-            and self._cacheable(request)
+            and not self._kept_apart(request)
             and request.request_id not in self._outdated
             # The end of a reset removes whatever is there by then.
             and not self._resets.under_way
@@ -325,6 +336,7 @@ class SchedulerSide:
             self._take_report(report)
         self._loads.invalid(invalid_block_ids)
         for plan, good in self._loads.finish(finished_recving):
+            self.counters.add("hit_tokens", good * self._block_tokens)
             if plan.request_id not in self._outdated:
                 self._offered.add(plan.block_hashes[:good])
             if good < len(plan.block_ids):
@@ -399,6 +411,7 @@ class SchedulerSide:
             removed = store.remove_prefix(prefix)
             if removed >= 0:
                 logger.info("removed %d objects of %s", removed, prefix)
+                self.counters.add("removed_objects", removed)
                 self._resets.removed(number)
             elif not probe.closing:
                 time.sleep(1.0)
@@ -408,9 +421,11 @@ class SchedulerSide:
 
     # Observation.
 
-    def take_member(self) -> Mapping[str, str] | None:
-        """Labels of the member metric, once after every decision."""
-        return self._membership.take_labels()
+    def statistics(self) -> dict[str, Any]:
+        """What was counted since the last call, and the labels of the member metric once after every decision."""
+        self.counters.set("pinned_blocks", self._pins.blocks)
+        member = self._membership.take_labels()
+        return {**self.counters.take(), "member": dict(member) if member else None}
 
     def close(self) -> None:
         """Stop the background thread."""

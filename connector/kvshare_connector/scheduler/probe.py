@@ -8,11 +8,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvshare_connector.scheduler.hits import search
 from kvshare_connector.scheduler.lookup import Question
+from kvshare_connector.store import codes
 from kvshare_connector.store.protocol import ObjectStore, StoreError
 from kvshare_layout.objects import ObjectId
 
@@ -35,6 +37,7 @@ class Answer:
         absent: hashes of the blocks behind them: at least the first is not complete in the store.
         keys: keys that were asked for.
         seconds: how long the store took.
+        failures: calls that failed, by the name of their worst code.
     """
 
     request_id: str
@@ -43,6 +46,7 @@ class Answer:
     absent: tuple[bytes, ...]
     keys: int
     seconds: float
+    failures: Mapping[str, int]
 
 
 class Probe:
@@ -67,7 +71,7 @@ class Probe:
         """Search for a question's blocks; the answer appears in ``answers``."""
 
         def run(store: ObjectStore) -> None:
-            started, asked, found = time.monotonic(), 0, 0
+            started, asked, found, failures = time.monotonic(), 0, 0, Counter[str]()
             try:
                 steps = search(namespace, question.block_hashes, objects)
                 keys = next(steps)
@@ -75,6 +79,7 @@ class Probe:
                     asked += len(keys)
                     answers = store.exists_many(keys)
                     if answers and min(answers) < 0:
+                        failures[codes.explain(min(answers)).name] += 1
                         logger.warning("a lookup of %d keys failed with code %d, a miss", len(keys), min(answers))
                     keys = steps.send(answers)
             except StopIteration as end:
@@ -82,7 +87,7 @@ class Probe:
             finally:
                 seconds = time.monotonic() - started
                 absent = question.block_hashes[found:]
-                self._answers.put(Answer(question.request_id, question.serial, found, absent, asked, seconds))
+                self._answers.put(Answer(question.request_id, question.serial, found, absent, asked, seconds, failures))
 
         self._work.put((time.monotonic() + self._overdue, run))
 

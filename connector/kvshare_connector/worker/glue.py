@@ -1,12 +1,13 @@
 """Glue of a rank: the engine's worker calls on one side, facts, plan and transfers on the other; no rule of its own."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kvshare_connector.stats import Counters
+from kvshare_connector.counters import Counters
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.wire import Report, Step
 from kvshare_connector.worker import facts as rank_facts
@@ -21,6 +22,8 @@ from kvshare_layout.config import ConnectorConfig
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for which a rank may keep figures that nobody waits for.
+COUNT_SECONDS = 1.0
 #: Seconds that start-up waits to see whether the rank's memory can be registered.
 REGISTER_SECONDS = 30.0
 
@@ -59,7 +62,8 @@ class WorkerSide:
         )
         self._rank, self._tp_rank, self._pp_rank, self._problem = rank, tp_rank, pp_rank, problem
         self._completions = Completions()
-        self._counters = Counters()
+        self.counters = Counters(f"rank {rank}")
+        self._counted_at = 0.0
         self._facts: RankFacts | None = None
         self._views: tuple[rank_facts.LayerView, ...] = ()
         self._arena: Arena | None = None
@@ -85,6 +89,7 @@ class WorkerSide:
         self._compare_layouts(self._facts)
         device = self._views[0].cache.device
         self._arena = Arena(self._config.staging_bytes, pinned=device.type == "cuda")
+        self.counters.set("arena_bytes", self._config.staging_bytes)
         logger.info("staging arena of rank %d: %d MiB", self._rank, self._config.staging_bytes >> 20)
         buffers = [(self._arena.buffer.data_ptr(), self._arena.buffer.numel()), *_storages(self._views)]
         self._client = StoreClient(self._open_store, [(address, size) for address, size in buffers if size])
@@ -175,9 +180,22 @@ class WorkerSide:
         moving = self._transfers is not None and self._transfers.open
         return moving or self._completions.waiting
 
-    def counters(self) -> dict[str, float]:
-        """What was counted since the last call."""
-        return self._counters.drain()
+    def statistics(self) -> dict[str, Any] | None:
+        """What was counted since the last call; None when it can wait, as the time that calls take can for a moment."""
+        if self._arena is not None:
+            lenders = {"put": self._arena.send, "get": self._arena.receive}
+            self.counters.set("arena_used_bytes", sum(lender.used_bytes for lender in lenders.values()))
+            self.counters.set("arena_high_water_bytes", sum(lender.most_bytes for lender in lenders.values()))
+            for direction, lender in lenders.items():
+                waits, seconds = lender.take_waits()
+                if waits:
+                    self.counters.add(f"arena_waits:{direction}", waits)
+                    self.counters.add(f"arena_wait_seconds:{direction}", seconds)
+        now = time.monotonic()
+        if not self.counters.urgent and now - self._counted_at < COUNT_SECONDS:
+            return None
+        self._counted_at = now
+        return self.counters.take()
 
     def close(self) -> None:
         """Stop all threads and close the store."""
@@ -196,10 +214,12 @@ class WorkerSide:
         self._arena.cut(plan.slot_bytes)
         lane = Lane(self._views[0].cache.device)
         self._transfers = Transfers(
-            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self._counters.add,
+            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self.counters.add,
             epoch=self._epoch,
         )  # fmt: skip
         direct = sum(bool(item.pieces) for item in plan.objects)
+        self.counters.set("objects_per_block", len(plan.objects))
+        self.counters.set("segments_per_object", max((len(item.pieces) or 1 for item in plan.objects), default=0))
         logger.info(
             "rank %d holds %d objects per block, %d of them transferred directly", self._rank, len(plan.objects), direct
         )

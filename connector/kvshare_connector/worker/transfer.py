@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvshare_connector import counters
 from kvshare_connector.kernels.choice import Kernels, kernels_for
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
+from kvshare_connector.store import codes
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.worker.arena import HALVES, Arena, Half
 from kvshare_connector.worker.completions import Completions
@@ -199,7 +202,7 @@ class Transfers:
             batch = sorted(items[start : start + step], key=lambda item: item.planned.held.id)
             if self._void(job.epoch):
                 return
-            half = self._arena.send.borrow()
+            half = self._arena.send.borrow(len(batch))
             if half is None:
                 raise RuntimeError("the staging arena is closed")
             try:
@@ -261,6 +264,7 @@ class Transfers:
                 self._put(work)
             except Exception:
                 logger.exception("a save was given up")
+                self._count_given_up("put", len(work.items), counters.RAISED)
                 self._completions.save_failed({item.block_hash for item in work.items})
             finally:
                 if work.half is not None:
@@ -274,6 +278,7 @@ class Transfers:
         if self._void(work.epoch):
             return
         if store is None:
+            self._count_given_up("put", len(work.items), counters.NO_CLIENT)
             self._completions.save_failed({item.block_hash for item in work.items})
             return
         names = [self._key(item) for item in work.items]
@@ -286,8 +291,8 @@ class Transfers:
         stored = [item.planned.held.size for item, code in zip(work.items, results, strict=True) if code == 0]
         self._count("saved_objects", len(stored))
         self._count("saved_bytes", sum(stored))
-        self._count("put_segments", sum(map(len, work.segments)))
-        self._count("failed_put_keys", len(results) - len(stored))
+        self._count("segments:put", sum(map(len, work.segments)))
+        self._count_failed("put", [code for code in results if code != 0])
         if failed:
             self._completions.save_failed(failed)
 
@@ -303,9 +308,11 @@ class Transfers:
                 if time.monotonic() - asked_at <= TURN_SECONDS:
                     good, unread = self._load(plan)
                 else:
+                    self._count_given_up("get", len(plan.block_ids) * len(self._plan.objects), counters.OVERDUE)
                     logger.warning("a load waited too long behind others and is computed: the store is slow or hangs")
             except Exception:
                 logger.exception("a load was given up")
+                self._count_given_up("get", len(plan.block_ids) * len(self._plan.objects), counters.RAISED)
             finally:
                 bad = plan.block_ids[good:]
                 self._completions.load_finished(plan.generation, bad, unread)
@@ -327,6 +334,7 @@ class Transfers:
             return total, set()
         store = self._store()
         if store is None:
+            self._count_given_up("get", len(items), counters.NO_CLIENT)
             return 0, set(plan.block_hashes)
         for batch in _batches(items, self._arena.receive.slots):
             unread = self._get(store, batch)
@@ -341,7 +349,8 @@ class Transfers:
 
     def _get(self, store: ObjectStore, batch: Sequence[Item]) -> set[int]:
         """Read a batch into the cache; returns the positions of blocks with an object that did not arrive."""
-        half = self._arena.receive.borrow() if any(not item.planned.pieces for item in batch) else None
+        packed = sum(not item.planned.pieces for item in batch)
+        half = self._arena.receive.borrow(packed) if packed else None
         try:
             order = sorted(batch, key=lambda item: (bool(item.planned.pieces), item.planned.held.id))
             direct = iter(_direct_segments([item for item in order if item.planned.pieces]))
@@ -352,8 +361,9 @@ class Transfers:
             results = store.get_many([self._key(item) for item in order], segments)
             arrived = [code == item.planned.held.size for item, code in zip(order, results, strict=True)]
             bad = {item.position for item, ok in zip(order, arrived, strict=True) if not ok}
-            self._count("get_segments", sum(map(len, segments)))
-            self._count("failed_get_keys", arrived.count(False))
+            self._count("segments:get", sum(map(len, segments)))
+            self._count_failed("get", [code for code, ok in zip(results, arrived, strict=True) if not ok])
+            self._count("loaded_objects", arrived.count(True))
             self._count("loaded_bytes", sum(i.planned.held.size for i, ok in zip(order, arrived, strict=True) if ok))
             first_bad = min(bad, default=None)
             if half is not None:
@@ -383,6 +393,15 @@ class Transfers:
                 scratch = self._lane.scratch(rows)
                 self._lane.from_arena(rows, scratch)
                 self._kernels().unpack(objects[inside], blocks[inside], scratch, slots[inside] - start)
+
+    def _count_failed(self, operation: str, results: Sequence[int]) -> None:
+        """Count keys that failed by the store's name of their code; a byte count is one of another object."""
+        for code, number in Counter(results).items():
+            name = counters.SHORT_READ if code >= 0 else codes.explain(code).name
+            self._count_given_up(operation, number, name)
+
+    def _count_given_up(self, operation: str, keys_: int, reason: str) -> None:
+        self._count(f"failed_keys:{operation}:{reason}", keys_)
 
     def _key(self, item: Item) -> str:
         id_ = item.planned.held.id
