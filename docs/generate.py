@@ -1,17 +1,33 @@
-"""Writes the reference pages that follow from code: ``python docs/generate.py``, ``--check`` fails on a difference.
+"""Writes the reference pages and figures that follow from code: ``python docs/generate.py``.
 
-Needs the environment of the checkout. Nothing on these pages is written by hand; each has a module in ``generator``.
+``--check`` fails on a difference. Needs the environment of the checkout. Nothing on these pages is
+written by hand; each has a module in ``generator``.
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from generator import annotations, chart_values, cli, connector_config, kvsharepool, metrics, permissions, reasons
+from generator import (
+    annotations,
+    chart_values,
+    cli,
+    connector_config,
+    figures,
+    kvsharepool,
+    metrics,
+    permissions,
+    reasons,
+)
 
 HERE = Path(__file__).parent
 
 PAGES: dict[str, Callable[[], str]] = {
+    "figures/demo.svg": figures.demo,
+    "figures/layouts.svg": figures.layouts,
+    "figures/replicas.svg": figures.replicas,
+    "figures/stages.svg": figures.stages,
+    "figures/three-sizes.svg": figures.three_sizes,
     "reference/annotations.md": annotations.page,
     "reference/chart-values.md": chart_values.page,
     "reference/cli.md": cli.page,

@@ -11,6 +11,8 @@ import typer
 
 from kvshare_operator.api.pool import MAX_SIZE, SpecError, read_spec
 from kvshare_operator.api.reasons import refusal
+from kvshare_operator.cli.plan_drawing import drawing_of
+from kvshare_operator.cli.plan_svg import plan_svg
 from kvshare_operator.cli.plan_tables import print_plan
 from kvshare_operator.cli.pool_file import read_pool_file, to_planned
 from kvshare_operator.core.pool.plan import Plan, PlannedPool, PlanProblem, make_plan
@@ -24,6 +26,8 @@ Examples:
 
   kubectl get kvsharepool llama -o yaml | kvshare plan -f - -o json
 
+  kvshare plan -f pool.yaml -o svg > pool.svg
+
   kvshare plan -f new.yaml --previous old.yaml   # would the edit start an empty cache?
 """
 
@@ -33,6 +37,7 @@ class Output(enum.StrEnum):
 
     table = "table"
     json = "json"
+    svg = "svg"
 
 
 def _sizes(text: str | None, flag: str) -> list[int]:
@@ -62,7 +67,7 @@ def plan(
         str | None, typer.Option(metavar="OLD.yaml", help="The pool before an edit, to see whether it splits.")
     ] = None,
     output: Annotated[
-        Output, typer.Option("-o", "--output", help="table for people, json for programs.")
+        Output, typer.Option("-o", "--output", help="table for people, json for programs, svg as a picture.")
     ] = Output.table,
 ) -> None:
     """Show Store TP, who keeps which heads and shards, and stages, before a pool is applied.
@@ -81,6 +86,8 @@ def plan(
         found = _unreadable(error)
     if output is Output.json:
         typer.echo(json.dumps(to_json(found), indent=2))
+    elif output is Output.svg:
+        _print_svg(found)
     else:
         print_plan(found)
     if found.problems:
@@ -88,6 +95,15 @@ def plan(
 
 
 plan.__doc__ = f"{inspect.cleandoc(plan.__doc__ or '')}\n{_EXAMPLES}"
+
+
+def _print_svg(found: Plan) -> None:
+    """Print the picture, if there is one; problems go to standard error, as a picture has no place for them."""
+    drawing = drawing_of(found)
+    if drawing is not None:
+        typer.echo(plan_svg(drawing, f"Store TP {found.store_tp}: which rank holds which shards"), nl=False)
+    for problem in found.problems:
+        typer.echo(f"{problem.field}: {problem.refusal.sentence()}", err=True)
 
 
 def _from_file(path: str, kv_heads: int | None) -> PlannedPool:

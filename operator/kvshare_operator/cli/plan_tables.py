@@ -1,16 +1,14 @@
-"""A plan as tables for people; plain text when it is piped."""
+"""A plan as a picture and tables for people; plain text when it is piped."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvshare_operator.cli.plan_drawing import drawing_of, span
+from kvshare_operator.cli.plan_terminal import print_drawing
 from kvshare_operator.core.pool.plan import Plan
-
-_WIDEST_LIST = 8
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -22,12 +20,15 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         out.print(f"Cache namespace {plan.cache_namespace}")
     if plan.cache_split:
         out.print("[yellow]New pods would start with an empty cache; running pods keep the old one.[/]")
+    drawing = drawing_of(plan)
+    if drawing is not None and not print_drawing(drawing, out):
+        out.print("This line is too short for a picture of all shards: -o svg has room.", style="dim")
     if plan.ranks:
         out.print(_ranks(plan))
     if plan.stages:
         table = Table("stage", "layers", title="Store stages", title_justify="left")
         for number, layers in plan.stages:
-            table.add_row(str(number), _span(layers))
+            table.add_row(str(number), span(layers))
         out.print(table)
     for problem in plan.problems:
         refused = problem.refusal
@@ -41,14 +42,7 @@ def _ranks(plan: Plan) -> Table:
         if last and row.tp != last:
             table.add_section()
         last = row.tp
-        heads = _span(row.kv_heads) if row.kv_heads else "not known"
+        heads = span(row.kv_heads) if row.kv_heads else "not known"
         replica = f"{row.replica + 1} of {row.replicas}" if row.replicas > 1 else "-"
-        table.add_row(str(row.tp), str(row.rank), heads, _span(row.shards), replica)
+        table.add_row(str(row.tp), str(row.rank), heads, span(row.shards), replica)
     return table
-
-
-def _span(numbers: Sequence[int]) -> str:
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    shown = ", ".join(map(str, numbers[:_WIDEST_LIST]))
-    return shown + (", ..." if len(numbers) > _WIDEST_LIST else "")
