@@ -6,27 +6,16 @@ process or opens a connection.
 """
 
 import copy
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -46,111 +35,10 @@ from kvshare_connector.store.memory import MemoryStore
 from kvshare_layout import keys
 from kvshare_layout.stages import layer_partition
 from physical import caches as physical_caches
+from played_model import HASH_ALGORITHM, Backend, Shape, Text, WrongBytesError
 
-HASH_ALGORITHM = "sha256_cbor"
-VOCABULARY = 100
 #: Namespace of all engines in these tests.
 POOL = "kvs1/p-test/g1"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model as far as its cache is concerned.
-
-    Attributes:
-        layers: hidden layers, each with a cache.
-        kv_heads: total KV heads.
-        block_tokens: tokens of a block.
-        cell: bytes of one head and one token, K and V together.
-    """
-
-    layers: int = 4
-    kv_heads: int = 4
-    block_tokens: int = 4
-    cell: int = 8
-
-
-class Text:
-    """A prompt and what this model answers to it, with the bytes that each token leaves in a cache."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._tokens = list(prompt)
-        self._hashes: list[int] = []
-
-    def tokens(self, count: int) -> list[int]:
-        """The first ``count`` tokens: the prompt, then the answer."""
-        while len(self._tokens) < count:
-            self._tokens.append((self._hash(len(self._tokens) - 1) >> 17) % VOCABULARY + 3)
-        return self._tokens[:count]
-
-    def _hash(self, position: int) -> int:
-        """A number that stands for all tokens up to ``position``."""
-        while len(self._hashes) <= position:
-            before = self._hashes[-1] if self._hashes else 88172645463325252
-            token = self.tokens(len(self._hashes) + 1)[-1]
-            self._hashes.append((before * 6364136223846793005 + token * 1442695040888963407 + 1) % (1 << 64))
-        return self._hashes[position]
-
-    def cells(self, start: int, end: int, layer: int, heads: range, cell: int) -> npt.NDArray[np.uint8]:
-        """Bytes of the tokens from ``start`` to ``end``: uint8 ``[heads, tokens, cell]``."""
-        prefix = np.array([self._hash(p) for p in range(start, end)], dtype=np.uint64)[None, :, None]
-        head = np.arange(heads.start, heads.stop, dtype=np.uint64)[:, None, None]
-        byte = np.arange(cell, dtype=np.uint64)[None, None, :]
-        with np.errstate(over="ignore"):
-            place = head * np.uint64(0x9E3779B97F4A7C15) + byte * np.uint64(0xC2B2AE3D27D4EB4F)
-            mixed = (prefix ^ (place + np.uint64(layer * 104729 + 1))) * np.uint64(0xFF51AFD7ED558CCD)
-        out: npt.NDArray[np.uint8] = (mixed >> np.uint64(40)).astype(np.uint8)
-        return out
-
-
-class WrongBytesError(AssertionError):
-    """A cache or a stored object holds other bytes than its tokens give."""
-
-
-def write_model(folder: Path, shape: Shape) -> Path:
-    """A model's folder: configuration and a weights file, enough for vLLM's configuration."""
-    folder.mkdir(exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 32,
-        "num_hidden_layers": shape.layers, "num_attention_heads": 32, "num_key_value_heads": shape.kv_heads,
-        "head_dim": 2, "vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "float32",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    header = b"{}"
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(256)))
-    return folder
-
-
-def vllm_config(folder: Path, shape: Shape) -> Any:
-    """vLLM's real configuration of such a model on the CPU; copies of it are changed for every engine."""
-    cache = CacheConfig(
-        block_size=shape.block_tokens, enable_prefix_caching=True, prefix_caching_hash_algo=HASH_ALGORITHM
-    )
-    return VllmConfig(
-        model_config=ModelConfig(
-            model=str(write_model(folder, shape)), skip_tokenizer_init=True, dtype="float32", max_model_len=2048
-        ),
-        cache_config=cache,
-        parallel_config=ParallelConfig(),
-        scheduler_config=SchedulerConfig(
-            max_num_batched_tokens=64, max_num_seqs=8, max_model_len=2048, is_encoder_decoder=False,
-            enable_chunked_prefill=True,
-        ),
-        device_config=DeviceConfig(device="cpu"),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="KVShareConnector", kv_connector_module_path="kvshare_connector.connector",
-            kv_role="kv_both", kv_load_failure_policy="recompute",
-        ),
-    )  # fmt: skip
-
-
-class Backend:
-    """An attention backend whose cells are K then V."""
-
-    @staticmethod
-    def get_name() -> str:
-        """As vLLM's own."""
-        return "FLASH_ATTN"
 
 
 @dataclass
@@ -311,6 +199,7 @@ class Engine:
         extra: more keys of the connector's configuration.
         faults: of all store clients of this engine.
         beside: connectors (entries of MultiConnector) before ours; MultiConnector is used when there are any.
+        change: changes vLLM's configuration before anything is made of it; its parts are the engine's own copies.
     """
 
     def __init__(
@@ -328,6 +217,7 @@ class Engine:
         extra: dict[str, Any] | None = None,
         faults: Faults | None = None,
         beside: Sequence[dict[str, Any]] = (),
+        change: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.world, self.name, self.layout, self.blocks = world, name, layout, blocks
         self.faults = faults if faults is not None else Faults()
@@ -356,6 +246,7 @@ class Engine:
                 kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
                 kv_connector_extra_config={"connectors": [*beside, entry]},
             )  # fmt: skip
+        change(config)
         self.config, self.asynchronous = config, asynchronous
         _OPENING.append(self)
         function = get_hash_fn_by_name(HASH_ALGORITHM)

@@ -4,12 +4,18 @@ Supported are 0.30 to 0.33. Everything here is a thin accessor; no rule of the c
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import vllm
+import vllm.distributed.kv_events as kv_events_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.v1.core import kv_cache_utils
 
+from kvshare_connector.scheduler.announcements import Removed, Stored
+
+#: What the store is called in KV events.
+MEDIUM = "STORAGE"
 #: Oldest version whose connector interface is sufficient (request-level failure reports, block state accessor).
 OLDEST = (0, 30)
 
@@ -70,6 +76,50 @@ def cached_hashes(block_pool: Any) -> list[bytes]:
         for block in block_pool.blocks
         if block.block_hash is not None
     ]
+
+
+def events_enabled(vllm_config: Any) -> bool:
+    """Whether the engine publishes KV events."""
+    events = getattr(vllm_config, "kv_events_config", None)
+    return bool(events is not None and events.enable_kv_cache_events)
+
+
+def extra_keys(request: Any, start: int, end: int) -> tuple[Any, ...] | None:
+    """What besides its tokens goes into the hash of the block from token ``start`` to ``end``."""
+    keys, _ = kv_cache_utils.generate_block_hash_extra_keys(request, start, end, 0)
+    return tuple(keys) if keys else None
+
+
+def kv_events(items: Iterable[Stored | Removed], block_tokens: int) -> list[Any]:
+    """The engine's own events, for the medium that the store is to a router: remote storage."""
+    external = kv_cache_utils.maybe_convert_block_hash
+    untagged = getattr(kv_cache_utils, "to_event_extra_keys", list)
+    out: list[Any] = []
+    for item in items:
+        if isinstance(item, Removed):
+            out.append(_event(kv_events_module.BlockRemoved, block_hashes=[external(h) for h in item.block_hashes]))
+            continue
+        parent = item.blocks[0].parent
+        out.append(
+            _event(
+                kv_events_module.BlockStored,
+                block_hashes=[external(block.block_hash) for block in item.blocks],
+                parent_block_hash=None if parent is None else external(parent),
+                token_ids=[token for block in item.blocks for token in block.token_ids],
+                block_size=block_tokens,
+                lora_id=None,
+                lora_name=None,
+                extra_keys=untagged([block.extra_keys for block in item.blocks]),
+            )
+        )
+    return out
+
+
+def _event(kind: Any, **fields: Any) -> Any:
+    """An event with those of our fields that this version has."""
+    ours = {"medium": MEDIUM, "group_idx": 0, "locality": "REMOTE", "ownership": "kvshare"}
+    known = {name: value for name, value in {**fields, **ours}.items() if name in kind.__struct_fields__}
+    return kind(**known)
 
 
 def transfer_results(finished_recving: set[str]) -> KVConnectorTransferResults:

@@ -9,7 +9,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -119,6 +119,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 tp_rank=rank % parallel.tensor_parallel_size,
                 pp_rank=rank // parallel.tensor_parallel_size,
                 problem=_store_problem(),
+                tell_landed=compat.events_enabled(vllm_config),
             )
 
     def _open_store(self) -> ObjectStore:
@@ -291,6 +292,11 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """The same for one group."""
         return self.request_finished_all_groups(request, (block_ids,))
+
+    @_timed
+    def take_events(self) -> Iterable[Any]:
+        """Blocks that have arrived in the store, and such that have left it, when the engine publishes events."""
+        return self._scheduler_side.events()
 
     @_timed
     def has_pending_push_work(self) -> bool:

@@ -38,6 +38,8 @@ class Report:
         unsaved: hashes of blocks of which at least one object did not reach the store.
         unread: hashes of blocks of which at least one object could not be read.
         settled: resets that a rank has carried out completely, with the number of ranks that say so.
+        landed: save jobs for all of whose objects the store has answered, with the number of ranks that say so; only
+            while events are published.
     """
 
     facts: Mapping[int, str] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Report:
     unsaved: frozenset[bytes] = frozenset()
     unread: frozenset[bytes] = frozenset()
     settled: Mapping[int, int] = field(default_factory=dict)
+    landed: Mapping[int, int] = field(default_factory=dict)
 
     def merge(self, other: "Report") -> "Report":
         """Both reports in one."""
@@ -54,12 +57,13 @@ class Report:
             self.unsaved | other.unsaved,
             self.unread | other.unread,
             _added(self.settled, other.settled),
+            _added(self.landed, other.landed),
         )
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to say."""
-        return not (self.facts or self.released or self.unsaved or self.unread or self.settled)
+        return self == Report()
 
 
 def _added(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:

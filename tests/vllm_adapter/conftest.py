@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from played_engine import Engine, Shape, World
+    from played_engine import Engine, World
+    from played_model import Shape
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +24,16 @@ def played() -> ModuleType:
 @pytest.fixture(scope="session")
 def vllm_configs(played: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[["Shape"], Any]:
     """vLLM's configuration by shape, each made once."""
+    assert played
     made: dict[Any, Any] = {}
 
     def make(shape: "Shape") -> Any:
+        from played_model import vllm_config
+
         if shape not in made:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                made[shape] = played.vllm_config(tmp_path_factory.mktemp("model"), shape)
+                made[shape] = vllm_config(tmp_path_factory.mktemp("model"), shape)
         return made[shape]
 
     return make
@@ -39,7 +43,8 @@ def vllm_configs(played: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 def new_world(monkeypatch: pytest.MonkeyPatch, vllm_configs: Callable[["Shape"], Any]) -> Callable[..., "World"]:
     """Make worlds whose engines use stores in memory instead of Mooncake."""
     from kvshare_connector.store import mooncake
-    from played_engine import Shape, World, open_newest
+    from played_engine import World, open_newest
+    from played_model import Shape
 
     monkeypatch.setattr(mooncake.MooncakeStore, "open", open_newest)
     monkeypatch.setattr(mooncake, "library_problem", lambda: "")

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvshare_connector import compat
 from kvshare_connector.counters import Counters
+from kvshare_connector.scheduler.announcements import Announcements, StoredBlock
 from kvshare_connector.scheduler.loads import Loads
 from kvshare_connector.scheduler.lookup import Lookups, Question
 from kvshare_connector.scheduler.membership import Membership, compare_manifest
@@ -79,6 +80,7 @@ class SchedulerSide:
         self._saves = Saves(rule, self._block_tokens, self._offered)
         self._pins = Pins(0, self._ranks, self._touch, self._release)
         self._resets = Resets(self._ranks)
+        self._announcements = Announcements(self._ranks) if compat.events_enabled(vllm_config) else None
         self._tail: list[SaveJob] = []
         self._last_news = self._last_step = 0.0
         self._unread: set[bytes] = set()
@@ -184,6 +186,8 @@ class SchedulerSide:
             self._lookups.answer(answer.request_id, answer.serial, answer.found, now)
             # What has left the store, for example with a master that restarted, is worth saving again.
             self._offered.discard(answer.absent)
+            if self._announcements is not None:
+                self._announcements.removed(answer.absent[:1])
             self.counters.add("lookups")
             self.counters.add("lookup_keys", answer.keys)
             self.counters.add("lookup_seconds", answer.seconds)
@@ -322,7 +326,16 @@ class SchedulerSide:
             return None
         job = self._saves.job(numbers[:room], hashes, table)
         self._pins.pin(job.job_id, job.block_ids)
+        if self._announcements is not None:
+            self._announcements.planned(job.job_id, [self._described(request, number) for number in job.numbers])
         return job
+
+    def _described(self, request: Any, number: int) -> StoredBlock:
+        """A block of a request as an event describes it."""
+        start, end = number * self._block_tokens, (number + 1) * self._block_tokens
+        parent = bytes(request.block_hashes[number - 1]) if number else None
+        tokens = tuple(request.all_token_ids[start:end])
+        return StoredBlock(bytes(request.block_hashes[number]), parent, tokens, compat.extra_keys(request, start, end))
 
     def _touch(self, block_ids: Sequence[int]) -> None:
         self._pool.touch([self._pool.blocks[block_id] for block_id in block_ids])
@@ -361,6 +374,11 @@ class SchedulerSide:
             self._pins.reported(job_id, ranks)
         self._offered.discard(report.unsaved)
         self._unread |= report.unread
+        if self._announcements is not None:
+            self._announcements.failed(report.unsaved)
+            self._announcements.removed(report.unread)
+            for job_id, ranks in report.landed.items():
+                self._announcements.landed(job_id, ranks)
         for epoch, ranks in report.settled.items():
             if self._resets.settled(epoch, ranks):
                 self._remove_all()
@@ -379,7 +397,8 @@ class SchedulerSide:
             now = time.monotonic()
             self._facts_wanted_since = self._facts_wanted_since or now
             return now - self._facts_wanted_since < FACTS_SECONDS
-        if not (self._pins.jobs or self._resets.waits_for_ranks):
+        announcing = self._announcements is not None and self._announcements.open
+        if not (self._pins.jobs or self._resets.waits_for_ranks or announcing):
             return False
         now = time.monotonic()
         return now - self._last_news < NEWS_SECONDS or now - self._last_step > LOOK_AGAIN_SECONDS
@@ -390,6 +409,8 @@ class SchedulerSide:
         """Empty this engine's namespace; never waits. False while blocks are still pinned or being loaded."""
         self._saves.reset()
         self._lookups.forget_answers()
+        if self._announcements is not None:
+            self._announcements.reset()
         # Where the engine could not empty its own cache, what that still holds must not come back through saves.
         self._outdated = {id_ for id_, request in self._requests.items() if request.num_computed_tokens > 0}
         if self._pool is not None:
@@ -420,6 +441,12 @@ class SchedulerSide:
         probe.run(remove)
 
     # Observation.
+
+    def events(self) -> list[Any]:
+        """The engine's events about the store since the last call."""
+        if self._announcements is None:
+            return []
+        return compat.kv_events(self._announcements.take(), self._block_tokens)
 
     def statistics(self) -> dict[str, Any]:
         """What was counted since the last call, and the labels of the member metric once after every decision."""

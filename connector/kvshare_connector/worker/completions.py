@@ -18,18 +18,25 @@ class Drained:
         unsaved: hashes of blocks that did not reach the store.
         unread: hashes of blocks that could not be read.
         settled: resets after which every older job has landed or been given up.
+        landed: save jobs for all of whose objects the store has answered.
     """
 
     released: list[int] = field(default_factory=list)
     unsaved: set[bytes] = field(default_factory=set)
     unread: set[bytes] = field(default_factory=set)
     settled: list[int] = field(default_factory=list)
+    landed: list[int] = field(default_factory=list)
 
 
 class Completions:
-    """Collects results from the transfer threads until the next step takes them."""
+    """Collects results from the transfer threads until the next step takes them.
 
-    def __init__(self) -> None:
+    Args:
+        tell_landed: whether anybody wants to know which saves have landed.
+    """
+
+    def __init__(self, *, tell_landed: bool = False) -> None:
+        self._tell_landed = tell_landed
         self._lock = threading.Lock()
         self._now = Drained()
         self._finished: set[str] = set()
@@ -66,6 +73,12 @@ class Completions:
             if job_id in self._open_saves:
                 self._open_saves.discard(job_id)
                 self._now.released.append(job_id)
+
+    def save_landed(self, job_id: int) -> None:
+        """The store has answered for all objects of the job; what failed has been told before."""
+        if self._tell_landed:
+            with self._lock:
+                self._now.landed.append(job_id)
 
     def save_failed(self, hashes: Iterable[bytes]) -> None:
         """At least one object of these blocks did not reach the store."""

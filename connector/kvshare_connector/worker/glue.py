@@ -40,6 +40,7 @@ class WorkerSide:
         tp_rank: tensor-parallel rank.
         pp_rank: pipeline rank.
         problem: what is known to keep this rank from caching, ``Reason: sentence``.
+        tell_landed: whether the scheduler wants to know which saves have landed.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class WorkerSide:
         tp_rank: int,
         pp_rank: int,
         problem: str,
+        tell_landed: bool = False,
     ) -> None:
         self._config, self._kv_cache_config, self._layers, self._open_store = (
             config,
@@ -61,7 +63,7 @@ class WorkerSide:
             open_store,
         )
         self._rank, self._tp_rank, self._pp_rank, self._problem = rank, tp_rank, pp_rank, problem
-        self._completions = Completions()
+        self._completions = Completions(tell_landed=tell_landed)
         self.counters = Counters(f"rank {rank}")
         self._counted_at = 0.0
         self._facts: RankFacts | None = None
@@ -148,6 +150,7 @@ class WorkerSide:
                 self._completions.save_started(job.job_id)
                 self._completions.save_failed(job.block_hashes)
                 self._completions.save_released(job.job_id)
+                self._completions.save_landed(job.job_id)
 
     def finished_loads(self) -> set[str]:
         """Requests whose load is over on this rank, each once; their bad blocks come with ``bad_block_ids``."""
@@ -172,6 +175,7 @@ class WorkerSide:
             frozenset(rest.unsaved),
             frozenset(rest.unread),
             dict.fromkeys(rest.settled, 1),
+            dict.fromkeys(rest.landed, 1),
         )
 
     @property

@@ -4,6 +4,7 @@ Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``Object
 puts, two get. Every job ends in exactly one report, whatever happens on the way.
 """
 
+import functools
 import logging
 import queue
 import threading
@@ -106,7 +107,7 @@ class Transfers:
         self._making = threading.Lock()
         self._open, self._open_lock = 0, threading.Lock()
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
-        self._sending: queue.SimpleQueue[_Sending | int | None] = queue.SimpleQueue()
+        self._sending: queue.SimpleQueue[_Sending | Callable[[], None] | None] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[tuple[LoadPlan, float, Any] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"kvshare-{name}", daemon=True)
@@ -153,7 +154,7 @@ class Transfers:
         with self._open_lock:
             self._open -= 1
 
-    def _send(self, work: "_Sending | int") -> None:
+    def _send(self, work: "_Sending | Callable[[], None]") -> None:
         self._begun()
         self._sending.put(work)
 
@@ -174,7 +175,7 @@ class Transfers:
         while (work := self._saves.get()) is not None:
             job, event = work
             if isinstance(job, int):
-                self._send(job)
+                self._send(functools.partial(self._completions.settled, job))
                 self._ended()
                 continue
             items = [
@@ -195,6 +196,7 @@ class Transfers:
                 # Direct saves are read from the cache while they are sent, so their blocks are released afterwards.
                 if not direct:
                     self._completions.save_released(job.job_id)
+                self._send(functools.partial(self._completions.save_landed, job.job_id))
                 self._ended()
 
     def _pack(self, job: SaveJob, items: Sequence[Item], event: Any) -> None:
@@ -256,8 +258,8 @@ class Transfers:
 
     def _put_loop(self) -> None:
         while (work := self._sending.get()) is not None:
-            if isinstance(work, int):
-                self._completions.settled(work)
+            if not isinstance(work, _Sending):
+                work()
                 self._ended()
                 continue
             try:
