@@ -47,6 +47,7 @@ class Settings:
         sweep_seconds: how often pods without a record are looked for (KVSHARE_SWEEP_SECONDS).
         drain_seconds: how long a stopping webhook goes on answering (KVSHARE_DRAIN_SECONDS).
         log_level: DEBUG, INFO, WARNING or ERROR (KVSHARE_LOG_LEVEL).
+        fault: for trials only: Review makes every review fail inside the webhook (KVSHARE_FAULT).
     """
 
     namespace: str = "kvshare-system"
@@ -72,6 +73,7 @@ class Settings:
     sweep_seconds: int = 300
     drain_seconds: int = 5
     log_level: str = "INFO"
+    fault: str = ""
 
     @property
     def report_url(self) -> str:
@@ -149,6 +151,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "sweep_seconds": _positive,
     "drain_seconds": _positive,
     "log_level": _one_of("DEBUG", "INFO", "WARNING", "ERROR"),
+    "fault": _one_of("", "Review"),
 }
 
 

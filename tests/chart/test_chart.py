@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kvshare_operator.api import crd
+from kvshare_operator.core.injection.surroundings import COLLIDING_SERVICES
 from kvshare_operator.settings import read_settings
 from pods import Json, pod_p0
 from testbed.cluster import Cluster, api_server
@@ -152,7 +153,7 @@ def test_permissions_are_the_smallest(objects: list[Json]) -> None:
     wanted = {
         "kvshare-webhook": {
             ("kvsharepools", "get,list,watch"), ("customresourcedefinitions", "list,watch"),
-            ("tokenreviews", "create"), ("pods/status", "patch"),
+            ("tokenreviews", "create"), ("pods/status", "patch"), ("services", "get"),
         },
         "kvshare-controller": {
             ("kvsharepools", "get,list,watch"), ("kvsharepools/status", "patch"), ("pods", "list,watch"),
@@ -164,6 +165,10 @@ def test_permissions_are_the_smallest(objects: list[Json]) -> None:
         rules = one(objects, "ClusterRole", name)["rules"]
         found = {(resource, ",".join(rule["verbs"])) for rule in rules for resource in rule["resources"]}
         assert found == permissions
+    (services,) = [
+        rule for rule in one(objects, "ClusterRole", "kvshare-webhook")["rules"] if rule["resources"] == ["services"]
+    ]
+    assert services["resourceNames"] == list(COLLIDING_SERVICES)
     (named,) = one(objects, "Role", "kvshare-controller")["rules"]
     assert (named["resources"], named["resourceNames"]) == (["secrets"], ["kvshare-webhook-certificates"])
     assert not any(

@@ -165,6 +165,13 @@ _ROWS: Final = (
         "Remove the flag, or use a pool with that block size.",
     ),
     Reason(
+        "MemoryTooSmall",
+        "The container's memory limit does not hold KVShare's staging memory.",
+        "KVShare needs {needed} of host memory in container {container!r} ({ranks} rank(s) of {each}), and its memory "
+        "limit is {limit}.",
+        "Raise the limit, or lower connector.stagingMemoryPerRank of the pool.",
+    ),
+    Reason(
         "DtypeMismatch",
         "Another KV-cache dtype than the pool's.",
         "container {container!r} sets --kv-cache-dtype {given}, the pool's cache.dtype is {expected}.",
@@ -229,6 +236,12 @@ _ROWS: Final = (
         "(status) members cannot share.",
         "{pods} member(s) do not share: {problem}.",
         "See status.problems for each owner and reason.",
+    ),
+    Reason(
+        "GroupIncomplete",
+        "(status) a group of pods (LeaderWorkerSet, Ray) has opted in only in part.",
+        "{groups} group(s) of pods have opted in only in part: {problem}.",
+        "Put the annotation kvshare.dev/pool on the template of leader and workers alike, then restart the group.",
     ),
     Reason(
         "Outdated",

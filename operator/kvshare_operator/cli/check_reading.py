@@ -11,10 +11,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from kvshare_layout.config import ConnectorConfig
 from kvshare_operator.api import names
 from kvshare_operator.api.pool import Spec, SpecError, read_spec
 from kvshare_operator.core.injection.record import Record, read_record
 from kvshare_operator.core.pool.members import Member, read_member
+from kvshare_operator.core.quantity import MIB, bytes_of
 
 if TYPE_CHECKING:
     from kvshare_operator.edges.cluster_api import ClusterApi
@@ -144,20 +146,24 @@ async def _probe(api: ClusterApi, pool: Json, notes: list[str], errors: type[Exc
 
 def probe_pod(namespace: str, pool: str, spec: Spec) -> Json:
     """Return a pod that fits a pool and passes the restricted pod security standard; it is never stored."""
+    pipeline = 1 if 1 in spec.pipeline_parallel_sizes else spec.pipeline_parallel_sizes[0]
     arguments = [f"--tensor-parallel-size={spec.prefill.tensor_parallel_sizes[0]}"]
-    if 1 not in spec.pipeline_parallel_sizes:
-        arguments.append(f"--pipeline-parallel-size={spec.pipeline_parallel_sizes[0]}")
+    if pipeline != 1:
+        arguments.append(f"--pipeline-parallel-size={pipeline}")
     if spec.model.revision is not None:
         arguments.append(f"--revision={spec.model.revision}")
     if spec.cache.dtype is not None:
         arguments.append(f"--kv-cache-dtype={spec.cache.dtype}")
+    ranks = spec.prefill.tensor_parallel_sizes[0] * pipeline
+    needed = ranks * (bytes_of(spec.connector.staging_memory_per_rank) + ConnectorConfig.local_buffer_size)
     amounts = {"cpu": "100m", "memory": "64Mi"}
+    most = {"cpu": "100m", "memory": f"{needed // MIB + 64}Mi"}
     container = {
         "name": "vllm",
         "image": "kvshare.dev/probe:dry-run",
         "command": ["vllm", "serve", spec.model.name],
         "args": arguments,
-        "resources": {"requests": amounts, "limits": amounts},
+        "resources": {"requests": amounts, "limits": most},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return {

@@ -14,7 +14,7 @@ import typer
 
 from kvshare_operator.api.pool import SpecError, read_spec
 from kvshare_operator.api.reasons import Refusal, refusal
-from kvshare_operator.cli.inject_items import Item, Pools, items_of, patched
+from kvshare_operator.cli.inject_items import Item, Pools, items_of, patched, services_of
 from kvshare_operator.cli.manifests import Document, changed, normalised, read_source
 from kvshare_operator.cli.pool_file import read_pool_file
 from kvshare_operator.core.injection.settings import KNOWN_IMAGES, InjectionSettings
@@ -83,7 +83,8 @@ def inject(
     pools, home, more = _read_pools(pool, namespace, connector_image)
     if mistakes or more:
         raise typer.BadParameter("\n".join([*more, *mistakes]))
-    decided = [(one, items_of(one.source, one.content, pools, home, settings)) for one in documents]
+    services = services_of((one.content for one in documents), home)
+    decided = [(one, items_of(one.source, one.content, pools, home, settings, services)) for one in documents]
     items = [item for _, found in decided for item in found]
     if output is Output.json:
         typer.echo(json.dumps({"items": [item.to_json() for item in items]}, indent=2))

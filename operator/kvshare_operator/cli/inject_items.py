@@ -7,7 +7,7 @@ pod template out, decided by the same ``core.injection.inject``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from kvshare_operator.api.reasons import Refusal, refusal
@@ -86,8 +86,29 @@ def pointer(path: Path) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
-def items_of(source: str, content: Any, pools: Pools, namespace: str, settings: InjectionSettings) -> list[Item]:
-    """Decide about everything in one document; ``namespace`` is for objects that name none."""
+def services_of(contents: Iterable[Any], namespace: str) -> frozenset[tuple[str, str]]:
+    """Return (namespace, name) of every Service in some documents; ``namespace`` is for those that name none."""
+    found = set()
+    for content in contents:
+        for _, thing in objects_of(content):
+            metadata = thing.get("metadata")
+            if thing.get("kind") == "Service" and isinstance(metadata, dict):
+                found.add((str(metadata.get("namespace") or namespace), str(metadata.get("name"))))
+    return frozenset(found)
+
+
+def items_of(
+    source: str,
+    content: Any,
+    pools: Pools,
+    namespace: str,
+    settings: InjectionSettings,
+    services: Collection[tuple[str, str]] = (),
+) -> list[Item]:
+    """Decide about everything in one document; ``namespace`` is for objects that name none.
+
+    ``services`` are (namespace, name) of the Services that are known.
+    """
     out: list[Item] = []
     for path, thing in objects_of(content):
         metadata = found if isinstance(found := thing.get("metadata"), dict) else {}
@@ -104,7 +125,7 @@ def items_of(source: str, content: Any, pools: Pools, namespace: str, settings: 
         for template in templates:
             item = dataclasses.replace(base, template_path=dotted(template.path))
             if isinstance(template.pod["metadata"].get("annotations"), dict) and wanted_pool(template.pod):
-                item = _decide(item, template, pools, settings)
+                item = _decide(item, template, pools, settings, services)
                 lost = () if isinstance(lost, Refusal) else lost
             elif isinstance(lost, Refusal):
                 item = _with(item, lost)
@@ -132,7 +153,13 @@ def _refuse(item: Item, refused: Refusal, role: str | None = None) -> Item:
     return dataclasses.replace(_with(item, refused), decision="refused", role=role)
 
 
-def _decide(item: Item, template: PodTemplate, pools: Pools, settings: InjectionSettings) -> Item:
+def _decide(
+    item: Item,
+    template: PodTemplate,
+    pools: Pools,
+    settings: InjectionSettings,
+    services: Collection[tuple[str, str]],
+) -> Item:
     if mistakes := shape_mistakes(template.pod):
         return _refuse(item, refusal("ManifestInvalid", problem="; ".join(mistakes)))
     pod = template.admitted()
@@ -144,7 +171,7 @@ def _decide(item: Item, template: PodTemplate, pools: Pools, settings: Injection
         return _refuse(item, refusal("PoolNotFound", pool=wanted, namespace=item.namespace), role)
     if isinstance(pool, Refusal):
         return _refuse(item, pool, role)
-    outcome = inject(pod, pool, settings)
+    outcome = inject(pod, pool, settings, {name for place, name in services if place == item.namespace})
     if isinstance(outcome, Refusal):
         return _refuse(item, outcome, role)
     patch = tuple(_moved(difference(template.pod, template.written(outcome.pod)), template))

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvshare_operator.api import names
@@ -63,14 +63,22 @@ def ignore() -> Answer:
     return Answer({"allowed": True}, "ignored")
 
 
-def answer(request: Mapping[str, Any], pool: Mapping[str, Any] | None, settings: InjectionSettings) -> Answer:
-    """Review a pod that opted in. ``pool`` is the raw object, None when a live look-up found none."""
+def answer(
+    request: Mapping[str, Any],
+    pool: Mapping[str, Any] | None,
+    settings: InjectionSettings,
+    services: Collection[str] = (),
+) -> Answer:
+    """Review a pod that opted in. ``pool`` is the raw object, None when a live look-up found none.
+
+    ``services`` are names of Services in the pod's namespace, as far as they are known.
+    """
     asked = question(request)
     if asked is None:
         return ignore()
     pod = request["object"]
     try:
-        return _answer(pod, asked, pool, settings)
+        return _answer(pod, asked, pool, settings, services)
     except Exception as error:  # whatever it is, the pod must start
         log.exception("review failed for a pod of pool %s/%s", asked.namespace, asked.pool)
         return failed(f"{type(error).__name__}")
@@ -91,7 +99,11 @@ def failed(problem: str) -> Answer:
 
 
 def _answer(
-    pod: Mapping[str, Any], asked: Question, pool: Mapping[str, Any] | None, settings: InjectionSettings
+    pod: Mapping[str, Any],
+    asked: Question,
+    pool: Mapping[str, Any] | None,
+    settings: InjectionSettings,
+    services: Collection[str],
 ) -> Answer:
     if pool is None:
         return _refused(pod, asked, refusal("PoolNotFound", pool=asked.pool, namespace=asked.namespace), False)
@@ -99,7 +111,7 @@ def _answer(
         seen = view(pool, settings.connector_image)
     except SpecError as error:
         return _refused(pod, asked, refusal("PoolNotReady", pool=asked.pool, problem=str(error)), reject=False)
-    outcome = inject(pod, seen, settings)
+    outcome = inject(pod, seen, settings, services)
     if isinstance(outcome, Refusal):
         reject = seen.spec.on_conflict == "Reject" and not outcome.ours
         return _refused(pod, asked, outcome, reject)

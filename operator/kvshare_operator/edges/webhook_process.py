@@ -21,11 +21,16 @@ from kvshare_operator.edges.cluster_api import ApiError, HttpClusterApi
 from kvshare_operator.edges.metrics import HealthSite
 from kvshare_operator.edges.pool_index import PoolDirectory, stored
 from kvshare_operator.edges.reports import ReportEndpoint
+from kvshare_operator.edges.service_names import ServiceNames
 from kvshare_operator.settings import Settings
 
 Json = dict[str, Any]
 _VERSION_SECONDS = 600.0
 _RETRY_SECONDS = 5.0
+
+
+class FaultSwitchError(RuntimeError):
+    """A fault that was asked for: it must do no more harm than one that was not."""
 
 
 def registry(settings: Settings) -> kopf.OperatorRegistry:
@@ -62,13 +67,17 @@ def server(settings: Settings, api: HttpClusterApi, index: Any) -> AdmissionServ
     directory = pathlib.Path(settings.certificate_directory)
     found = PoolDirectory(api, index, settings.watch_namespaces)
     facts = InstallationFacts(settings, api, directory)
+    services = ServiceNames(api)
 
     async def reviewer(request: Json) -> review.Answer:
         asked = review.question(request)
         if asked is None:
             return review.ignore()
+        if settings.fault == "Review":
+            raise FaultSwitchError("KVSHARE_FAULT=Review is set")
         pool = await found.find(asked.namespace, asked.pool)
-        return await asyncio.to_thread(review.answer, request, pool, await facts.injection())
+        around = await services.colliding(asked.namespace)
+        return await asyncio.to_thread(review.answer, request, pool, await facts.injection(), around)
 
     return AdmissionServer(
         reviewer=reviewer,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvshare_layout import config
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.commandline.reading import Opening, Reading, read_container
-from kvshare_operator.core.injection import arguments, compose, conflicts, delivery
+from kvshare_operator.core.injection import arguments, compose, conflicts, delivery, surroundings
 from kvshare_operator.core.injection.conflicts import ConflictError
 from kvshare_operator.core.injection.container import choose_container
 from kvshare_operator.core.injection.optin import OptIn, read_opt_in
@@ -36,15 +36,22 @@ class Injected:
     warnings: tuple[str, ...] = ()
 
 
-def inject(pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings) -> Injected | Refusal:
-    """Inject ``pool`` into ``pod``, which has opted into it. ``pod`` itself is never changed."""
+def inject(
+    pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings, services: Collection[str] = ()
+) -> Injected | Refusal:
+    """Inject ``pool`` into ``pod``, which has opted into it. ``pod`` itself is never changed.
+
+    ``services`` are names of Services in the pod's namespace, as far as they are known.
+    """
     try:
-        return _inject(pod, pool, settings)
+        return _inject(pod, pool, settings, services)
     except ConflictError as error:
         return error.refusal
 
 
-def _inject(pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings) -> Injected | Refusal:
+def _inject(
+    pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings, services: Collection[str]
+) -> Injected | Refusal:
     opt_in = read_opt_in(pod)
     if isinstance(opt_in, Refusal):
         return opt_in
@@ -78,6 +85,9 @@ def _inject(pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings)
     if taken_in:
         dotted = ()
     tp, warnings = conflicts.check(container, reading, opt_in, pool, dotted, taken_in=taken_in)
+    ranks = tp * (reading.arguments.get("--pipeline-parallel-size").number() or 1)
+    around = surroundings.memory_warnings(container, ours, ranks)
+    around.extend(surroundings.link_warnings(pod, container, services))
     more = _deliver(result, container, pool, opt_in, settings)
     delivery.add_report_access(result, container, settings)
     delivery.add_rdma(container, pool)
@@ -86,7 +96,7 @@ def _inject(pod: Mapping[str, Any], pool: PoolView, settings: InjectionSettings)
     _add_flags(container, reading, arguments.missing_flags(reading.arguments, pool, dotted))
     record = _record(container, pool, opt_in.role, tp)
     _mark(result, record, settings)
-    return Injected(result, record, (*warnings, *more))
+    return Injected(result, record, (*warnings, *around, *more))
 
 
 def _deliver(
