@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import time
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +62,37 @@ def test_environment_of_odd_entries_is_read_as_far_as_it_goes() -> None:
     """The API server validates after us."""
     found = environment({"env": [{"name": "A", "value": "1"}, {"name": 3}, "x", {"name": "B"}], "envFrom": []})
     assert found.values == {"A": "1", "B": ""}
+
+
+GROWS: dict[str, dict[str, Any]] = {
+    "variables of variables": {
+        "env": [{"name": f"V{n}", "value": f"$(V{n - 1})" * 10 if n else "x" * 10} for n in range(30)],
+        "command": ["vllm", "serve", "org/m", "$(V29)"],
+    },
+    "a reference many times": {
+        "env": [{"name": "A", "value": "x" * 60_000}],
+        "command": ["vllm", "serve", "org/m", "$(A)" * 100_000],
+    },
+    "words of a script many times": {"command": ["bash", "-c", "vllm serve $@ " * 4000, "x", *["w" * 100] * 4000]},
+    "eval of eval": {
+        "command": ["bash", "-c", 'eval eval eval "$@ $@ $@ $@"', "x", *["$@ $@ $@"] * 1000, "vllm serve org/m"]
+    },
+    "a variable of a script many times": {
+        "env": [{"name": "A", "value": "y" * 60_000}],
+        "command": ["bash", "-c", "vllm serve $A " * 4000],
+    },
+    "a very long script": {"command": ["bash", "-c", "vllm serve org/m $A" + " $a" * 400_000]},
+    "very many words": {"command": ["vllm", "serve", "org/m"], "args": ["--tensor"] * 300_000},
+    "one very long word": {"command": ["vllm", "serve", "x" * 1_000_000]},
+    "an open bracket": {"command": ["bash", "-c", "vllm serve " + "$(" * 30_000]},
+    "many quotes": {"command": ["bash", "-c", "vllm serve " + "'\"" * 30_000]},
+}
+
+
+@pytest.mark.parametrize("fields", GROWS.values(), ids=GROWS.keys())
+def test_text_that_grows_without_end_is_read_within_a_second_or_two(fields: dict[str, Any]) -> None:
+    """A pod must not be able to keep the webhook busy for others: bounded time, bounded memory."""
+    began = time.process_time()
+    answer = read_container({"name": "c", **fields}, Opening())
+    assert isinstance(answer, Reading) or answer.code
+    assert time.process_time() - began < 2

@@ -75,6 +75,8 @@ def read_container(container: Mapping[str, Any], opening: Opening) -> Reading | 
     name = str(container.get("name", ""))
     env = words.environment(container)
     command, args = words.argv(container, env)
+    if len(command) + len(args) > words.MOST_WORDS:
+        return refusal("UnknownLauncher", container=name, program=f"a command line of {len(command) + len(args)} words")
     if not command:
         if not args and not (_known_image(container, opening) or opening.forwards_args):
             return refusal("NoCommand", container=name)
@@ -127,7 +129,10 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
     text, zero, positional = rest[0], rest[1:2], rest[2:]
     if words.HOLE in text:
         return refusal("ShellWrapper", container=name, problem="parts of it cannot be seen here")
-    script = shell.read_script(text, positional, env, names.ARGS_VARIABLE)
+    try:
+        script = shell.read_script(text, positional, env, names.ARGS_VARIABLE)
+    except shell.TooLongError:
+        return refusal("ShellWrapper", container=name, problem="it is too long to be read")
     servers = [
         (command, program)
         for command in script.commands

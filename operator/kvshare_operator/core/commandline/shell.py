@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from kvshare_operator.core.commandline.words import HOLE, OURS, SPILL, Environment
+from kvshare_operator.core.commandline.words import HOLE, MOST_CHARACTERS, OURS, SPILL, Environment
 
 _POSITIONAL: Final = "\3"
 """Inside text handed to eval: the place where further positional arguments would appear."""
@@ -70,12 +70,35 @@ class Script:
     moves_positional: bool = False
 
 
+class TooLongError(ValueError):
+    """A script, or what its expansions grow to, is longer than anybody writes."""
+
+
+class _Budget:
+    """How many characters may still be produced; a short script can grow without end."""
+
+    def __init__(self) -> None:
+        self.left = 16 * MOST_CHARACTERS
+
+    def spend(self, characters: int) -> None:
+        self.left -= characters
+        if self.left < 0:
+            raise TooLongError
+
+
 def read_script(text: str, positional: Sequence[str], env: Environment, variable: str) -> Script:
-    """Split a script into commands. ``positional`` are `$1...`; ``variable`` is the name that is ours."""
-    return _read(text, tuple(positional), env, variable, depth=0)
+    """Split a script into commands. ``positional`` are `$1...`; ``variable`` is the name that is ours.
+
+    Raises TooLongError.
+    """
+    return _read(text, tuple(positional), env, variable, 0, _Budget())
 
 
-def _read(text: str, positional: tuple[str, ...], env: Environment, variable: str, depth: int) -> Script:
+def _read(
+    text: str, positional: tuple[str, ...], env: Environment, variable: str, depth: int, budget: _Budget
+) -> Script:
+    if len(text) > MOST_CHARACTERS:
+        raise TooLongError
     scanner = _Scanner(text, variable)
     raw = scanner.run()
     assigned = _assigned(raw)
@@ -84,11 +107,11 @@ def _read(text: str, positional: tuple[str, ...], env: Environment, variable: st
     sets_ours = variable in assigned
     moves = scanner.defines_function or any(_moves_positional(words, len(positional)) for words in raw)
     for words in raw:
-        expansion = _Expansion(positional, known, variable)
+        expansion = _Expansion(positional, known, variable, budget)
         expanded = _strip_reserved(expansion.words(words))
         if expanded and expanded[0] == "eval" and depth < _MAX_EVAL_DEPTH:
-            inner = _Expansion(positional, known, variable).source(words[_skip(words, "eval") :])
-            evaluated = _read(inner, positional, known, variable, depth + 1)
+            inner = _Expansion(positional, known, variable, budget).source(words[_skip(words, "eval") :])
+            evaluated = _read(inner, positional, known, variable, depth + 1, budget)
             commands.extend(evaluated.commands)
             sets_ours = sets_ours or evaluated.sets_ours
             moves = moves or evaluated.moves_positional
@@ -149,6 +172,7 @@ class _Expansion:
     given: tuple[str, ...]
     env: Environment
     variable: str
+    budget: _Budget
     ours: list[Reference] = dataclasses.field(default_factory=list)
     positional_seen: list[Literal["split", "joined"]] = dataclasses.field(default_factory=list)
 
@@ -168,8 +192,10 @@ class _Expansion:
         if piece.kind == "variable" and piece.text == self.variable:
             return OURS
         if piece.kind == "positional" and piece.text in "@*":
+            self.budget.spend(sum(len(word) + 1 for word in self.given))
             return " ".join((*self.given, _POSITIONAL))
         value = self._value(piece)
+        self.budget.spend(len(value or ""))
         return SPILL if value is None else value
 
     def _value(self, piece: Piece) -> str | None:
@@ -197,9 +223,11 @@ class _Expansion:
                 joined = piece.text == "*" and piece.quoting == "double"
                 alone = all(one is piece or (one.kind == "text" and not one.text) for one in pieces)
                 self.positional_seen.append("split" if alone and not joined else "joined")
+                self.budget.spend(sum(len(word) + 1 for word in self.given))
                 parts = [" ".join(self.given)] if joined and self.given else list(self.given)
             else:
                 value = self._value(piece)
+                self.budget.spend(len(value or ""))
                 if value is None:
                     parts = [HOLE if piece.quoting == "double" else SPILL]
                 elif piece.quoting == "double":

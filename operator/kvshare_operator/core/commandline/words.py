@@ -19,6 +19,10 @@ SPILL: Final = "\1"
 OURS: Final = "\2"
 """Stands for an expansion of our own variable in a shell script."""
 
+MOST_CHARACTERS: Final = 64 * 1024
+"""Longer texts are not read: a variable of variables of variables can grow without end, and no engine needs it."""
+MOST_WORDS: Final = 4096
+
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
 _NAME: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_\w+)?$")
@@ -58,16 +62,20 @@ def environment(container: Mapping[str, Any]) -> Environment:
 def expand(text: str, env: Environment) -> str:
     """Expand `$(VAR)` as the kubelet does: `$$` is a dollar, an unset name stays as it is written.
 
-    What is set to something unknown, or may be set by envFrom or by a Service, becomes ``HOLE``.
+    What is set to something unknown, or may be set by envFrom or by a Service, becomes ``HOLE``; so does what would
+    make the text longer than ``MOST_CHARACTERS``.
     """
+    length = len(text)
 
     def piece(match: re.Match[str]) -> str:
+        nonlocal length
         if match[1] == "$":
             return "$"
         name = match[2]
         if name in env.values:
             value = env.values[name]
-            return HOLE if value is None else value
+            length += len(value or "")
+            return HOLE if value is None or length > MOST_CHARACTERS else value
         may_exist = _NAME.fullmatch(name) and (env.open or _SERVICE.search(name))
         return HOLE if may_exist else match[0]
 
