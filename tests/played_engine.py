@@ -323,8 +323,10 @@ class Engine:
         self.clients.append(client)
         return client
 
-    def add(self, request_id: str, prompt: Sequence[int], *, max_tokens: int = 1, **more: Any) -> None:
-        """A request arrives."""
+    def add(
+        self, request_id: str, prompt: Sequence[int], *, max_tokens: int = 1, flavour: int = 0, **more: Any
+    ) -> None:
+        """A request arrives; ``flavour`` as in ``Text``, ``more`` as in vLLM's ``Request``."""
         request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
@@ -333,7 +335,7 @@ class Engine:
             block_hasher=self._hasher,
             **more,
         )
-        self._texts[request_id], self._requests[request_id] = Text(prompt), request
+        self._texts[request_id], self._requests[request_id] = Text(prompt, flavour), request
         self.outputs[request_id] = []
         self.scheduler.add_request(request)
 
@@ -416,12 +418,12 @@ class Engine:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"engine {self.name} does not come there: {self.describe()}")
 
-    def ask(self, prompt: Sequence[int], *, max_tokens: int = 1) -> int:
+    def ask(self, prompt: Sequence[int], *, max_tokens: int = 1, **more: Any) -> int:
         """Run one request to its end; returns how many of its tokens came from the store, and checks its answer."""
         request_id = f"{self.name}-{len(self.outputs)}"
-        self.add(request_id, prompt, max_tokens=max_tokens)
+        self.add(request_id, prompt, max_tokens=max_tokens, **more)
         self.run()
-        assert self.outputs[request_id] == Text(prompt).tokens(len(prompt) + max_tokens)[len(prompt) :]
+        assert self.outputs[request_id] == self.answer(request_id)[:max_tokens]
         return self.external_tokens[request_id]
 
     def answer(self, request_id: str) -> list[int]:

@@ -43,10 +43,15 @@ class Shape:
 
 
 class Text:
-    """A prompt and what this model answers to it, with the bytes that each token leaves in a cache."""
+    """A prompt and what this model answers to it, with the bytes that each token leaves in a cache.
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._tokens = list(prompt)
+    Args:
+        prompt: tokens.
+        flavour: what besides the tokens decides about the bytes, such as an adapter or a picture.
+    """
+
+    def __init__(self, prompt: Sequence[int], flavour: int = 0) -> None:
+        self._tokens, self._flavour = list(prompt), flavour
         self._hashes: list[int] = []
 
     def tokens(self, count: int) -> list[int]:
@@ -58,7 +63,7 @@ class Text:
     def _hash(self, position: int) -> int:
         """A number that stands for all tokens up to ``position``."""
         while len(self._hashes) <= position:
-            before = self._hashes[-1] if self._hashes else 88172645463325252
+            before = self._hashes[-1] if self._hashes else 88172645463325252 + self._flavour
             token = self.tokens(len(self._hashes) + 1)[-1]
             self._hashes.append((before * 6364136223846793005 + token * 1442695040888963407 + 1) % (1 << 64))
         return self._hashes[position]

@@ -11,6 +11,7 @@ from typing import Any
 from kvshare_connector import compat
 from kvshare_connector.counters import Counters
 from kvshare_connector.scheduler.announcements import Announcements, StoredBlock
+from kvshare_connector.scheduler.apart import kept_apart
 from kvshare_connector.scheduler.loads import Loads
 from kvshare_connector.scheduler.lookup import Lookups, Question
 from kvshare_connector.scheduler.membership import Membership, compare_manifest
@@ -133,7 +134,7 @@ class SchedulerSide:
     def new_request(self, request: Any) -> None:
         """A request has arrived: remember it and start to look for its blocks."""
         self._requests[request.request_id] = request
-        if reason := self._kept_apart(request):
+        if reason := kept_apart(request):
             self.counters.add(f"skipped_requests:{reason}")
         try:
             self._decide_if_ready()
@@ -166,16 +167,10 @@ class SchedulerSide:
             and self.decision.caches
             and self._pool is not None
             and self._kv_role != "kv_producer"
-            and not self._kept_apart(request)
+            and not kept_apart(request)
             and not getattr(request, "skip_reading_prefix_cache", False)
             and not self._resets.under_way
         )
-
-    @staticmethod
-    def _kept_apart(request: Any) -> str:
-        """Why a request never uses the shared cache, a word for the metric, or an empty string."""
-        # An adapter enters block hashes by name and path, not by content: another pod's adapter may differ.
-        return "lora" if request.lora_request is not None else ""
 
     def _ask(self, request: Any, start: int) -> int | None:
         """Blocks found from ``start`` on, or None while the answer is not there."""
@@ -293,7 +288,7 @@ class SchedulerSide:
             self.decision is not None
             and self.decision.caches
             and self._pool is not None
-            and not self._kept_apart(request)
+            and not kept_apart(request)
             and request.request_id not in self._outdated
             # The end of a reset removes whatever is there by then.
             and not self._resets.under_way
