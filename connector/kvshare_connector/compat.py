@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.core import kv_cache_utils
 
 from kvshare_connector.scheduler.announcements import Removed, Stored
+from kvshare_layout.reports import MAX_ENGINE_INDEX
 
 #: What the store is called in KV events.
 MEDIUM = "STORAGE"
@@ -39,6 +40,11 @@ def version_problem() -> str:
     if (0, 0) < version() < OLDEST:
         return f"EngineUnsupported: vLLM {vllm.__version__} given, 0.30 or later expected"
     return ""
+
+
+def engine_index(parallel_config: Any) -> int:
+    """Number of this engine among the data-parallel engines of its pod; each has a process of its own."""
+    return min(int(getattr(parallel_config, "data_parallel_rank_local", None) or 0), MAX_ENGINE_INDEX)
 
 
 def hash_scheme() -> str:

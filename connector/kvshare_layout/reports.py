@@ -6,7 +6,7 @@ Pure conversion between a frozen object and JSON. The body is what an engine's s
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from kvshare_layout.errors import LayoutError
@@ -15,7 +15,10 @@ from kvshare_layout.errors import LayoutError
 VERSION = 1
 #: Largest body that is read, bytes.
 MAX_BYTES = 64 * 1024
+#: From the best to the worst.
 VERDICTS = ("shared", "isolated", "disabled")
+#: Largest number of an engine in its pod.
+MAX_ENGINE_INDEX = 63
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class MemberReport:
         block_tokens: tokens of a block.
         manifest: the canonical fields behind the fingerprint, flattened to text.
         engine: version of the engine.
+        engine_index: number of the engine among the data-parallel engines of its pod.
     """
 
     pool_prefix: str
@@ -53,6 +57,7 @@ class MemberReport:
     block_tokens: int
     manifest: Mapping[str, str] = field(default_factory=dict)
     engine: str = ""
+    engine_index: int = 0
 
 
 _TEXT_LIMITS = {
@@ -60,6 +65,11 @@ _TEXT_LIMITS = {
 }  # fmt: skip
 _NUMBERS = ("store_tp", "tp", "pp", "block_tokens")
 _MOST_LAYOUTS, _LAYOUT_LIMIT, _FIELD_LIMIT, _VALUE_LIMIT = 8, 16, 128, 4096
+
+
+def worst(reports: Iterable[MemberReport]) -> MemberReport | None:
+    """The report that speaks for a pod: of its engine with the worst verdict, the first of several, or None."""
+    return max(reports, key=lambda one: (VERDICTS.index(one.verdict), -one.engine_index), default=None)
 
 
 def to_json(report: MemberReport) -> bytes:
@@ -123,6 +133,9 @@ def from_json(body: bytes) -> MemberReport:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 1 << 20:
             mistakes.append(f"{name}: a whole number from 0 to {1 << 20} expected")
         values[name] = number
+    index = data.get("engine_index", 0)  # members of the first release had one engine
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= MAX_ENGINE_INDEX:
+        mistakes.append(f"engine_index: a whole number from 0 to {MAX_ENGINE_INDEX} expected")
     heads = data.get("kv_heads")
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= 1 << 20):
         mistakes.append("kv_heads: a whole number of at least 1, or null, expected")
@@ -151,5 +164,6 @@ def from_json(body: bytes) -> MemberReport:
         rank_layouts=tuple(layouts),
         kv_heads=heads,
         manifest=manifest,
+        engine_index=index,
         **values,  # type: ignore[arg-type]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
@@ -72,7 +73,9 @@ def test_report_becomes_two_conditions_of_its_own_pod() -> None:
     member = read_member(cluster.objects[POD])
     assert member is not None
     assert member.report == report()
-    assert cluster.writes == [("POST", REVIEWS), ("PATCH", f"{POD}/status")]
+    assert cluster.writes == [("POST", REVIEWS), ("PATCH", f"{POD}/status"), ("PATCH", f"{POD}/status")]
+    assert post(cluster, reports.to_json(report()))[0] == 200
+    assert cluster.writes[3:] == [("POST", REVIEWS), ("PATCH", f"{POD}/status")]  # the verdict stands already
 
 
 def test_isolated_member_is_not_shared_and_says_why() -> None:
@@ -82,6 +85,66 @@ def test_isolated_member_is_not_shared_and_says_why() -> None:
     shared = next(one for one in cluster.objects[POD]["status"]["conditions"] if one["type"] == names.SHARED)
     assert (shared["status"], shared["reason"]) == ("False", "StoreTP")
     assert shared["message"].startswith("TP 3 does not fit")
+
+
+def shared_of(cluster: MemoryClusterApi) -> Json:
+    """The condition for people."""
+    found: list[Json] = [one for one in cluster.objects[POD]["status"]["conditions"] if one["type"] == names.SHARED]
+    return found[0]
+
+
+def test_worst_engine_of_a_pod_speaks_for_it_in_any_order() -> None:
+    """Data parallel: three engines with one pod identity; another verdict of one of them replaces its own only."""
+    said = {
+        0: report(),
+        1: report(engine_index=1, verdict="disabled", reason="InternalError", message="a fault"),
+        2: report(engine_index=2, verdict="isolated", reason="StoreTP", message="TP 3 does not fit"),
+    }
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        cluster = api()
+        for index in order:
+            assert post(cluster, reports.to_json(said[index]))[0] == 200
+        shared = shared_of(cluster)
+        assert (shared["status"], shared["reason"]) == ("False", "InternalError")
+        assert "engine 1; 1 of 3 engines that have reported share" in shared["message"]
+        member = read_member(cluster.objects[POD])
+        assert member is not None
+        assert member.report == said[1]
+        post(cluster, reports.to_json(report(engine_index=1)))
+        assert shared_of(cluster)["reason"] == "StoreTP"
+        post(cluster, reports.to_json(report(engine_index=2)))
+        assert shared_of(cluster)["status"] == "True"
+        assert {c["type"] for c in cluster.objects[POD]["status"]["conditions"]} == {
+            "Ready", names.SHARED, names.REPORT, f"{names.REPORT}-1", f"{names.REPORT}-2",
+        }  # fmt: skip
+
+
+def test_engines_that_report_at_the_same_time_do_not_hide_each_other() -> None:
+    """The isolated one's whole report falls between the two writes of the other: the verdict is written again."""
+    cluster, late = api(), [reports.to_json(report(engine_index=1, verdict="isolated", reason="StoreTP"))]
+    plain = cluster.call
+
+    async def interleaved(method: str, path: str, **more: Any) -> Json:
+        found = await plain(method, path, **more)
+        if method == "PATCH" and late:
+            body = late.pop()
+            await ReportEndpoint(cluster)._write("ns-a", "p0", "uid-1", reports.from_json(body))
+        return found
+
+    cluster.call = interleaved  # type: ignore[method-assign]
+    assert post(cluster, reports.to_json(report()))[0] == 200
+    assert (shared_of(cluster)["status"], shared_of(cluster)["reason"]) == ("False", "StoreTP")
+
+
+def test_report_without_an_engine_number_is_of_the_only_engine() -> None:
+    """Members of the first release."""
+    cluster = api()
+    body = json.loads(reports.to_json(report()))
+    del body["engine_index"]
+    assert post(cluster, json.dumps(body).encode())[0] == 200
+    member = read_member(cluster.objects[POD])
+    assert member is not None
+    assert member.report == report()
 
 
 def test_caller_that_proves_no_pod_is_denied() -> None:

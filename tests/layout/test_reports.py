@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvshare_layout.errors import LayoutError
-from kvshare_layout.reports import MAX_BYTES, VERDICTS, MemberReport, from_json, to_json
+from kvshare_layout.reports import MAX_BYTES, MAX_ENGINE_INDEX, VERDICTS, MemberReport, from_json, to_json, worst
 
 GOOD = MemberReport(
     pool_prefix="kvs1/p-0123456789ab/g1",
@@ -49,6 +49,7 @@ reports = st.builds(
     block_tokens=counts,
     manifest=st.dictionaries(_printable(10), _printable(20), max_size=5),
     engine=_printable(20),
+    engine_index=st.integers(0, MAX_ENGINE_INDEX),
 )
 
 
@@ -98,6 +99,7 @@ WRONG: dict[str, list[object]] = {
     "block_tokens": [None],
     "manifest": [[], None, {"a": 1}, {"a": "x" * 4097}, {"x" * 129: ""}, {"a": "\n"}, {"\t": "a"}],
     "engine": [None, "x" * 65],
+    "engine_index": [-1, 64, True, 1.0, "1", None],
 }
 
 
@@ -114,6 +116,23 @@ def test_every_wrong_field_is_named(name: str, value: object) -> None:
 def test_every_field_is_checked() -> None:
     """A new field needs wrong examples."""
     assert WRONG.keys() == {field.name for field in fields(MemberReport)}
+
+
+def test_a_report_without_an_engine_number_is_read() -> None:
+    """Members of the first release had one engine; an older operator ignores the number."""
+    data = json.loads(to_json(GOOD))
+    del data["engine_index"]
+    assert from_json(json.dumps(data).encode()) == GOOD
+
+
+def test_the_worst_verdict_speaks_for_a_pod() -> None:
+    """Of several the first engine's, whatever the order."""
+    shared, other = replace(GOOD, engine_index=3), replace(GOOD, engine_index=1)
+    isolated, disabled = replace(GOOD, verdict="isolated"), replace(GOOD, verdict="disabled", engine_index=2)
+    assert worst([]) is None
+    assert worst([shared, other]) == worst([other, shared]) == other
+    assert worst([isolated, shared]) == isolated
+    assert worst([isolated, disabled, shared]) == disabled
 
 
 def test_all_mistakes_are_named_at_once() -> None:

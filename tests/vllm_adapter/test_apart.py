@@ -1,4 +1,4 @@
-"""Apart: requests that differ only in salt, media or adapter never meet; equal ones do where hashes are content-true."""
+"""Apart: requests that differ only in salt, media or adapter never meet; equal ones do where hashes prove it."""
 
 import hashlib
 from collections.abc import Callable

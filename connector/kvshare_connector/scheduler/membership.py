@@ -121,7 +121,7 @@ class Membership:
                 decision.prefix, verdict.state, verdict.reason, verdict.message[:1024], decision.fingerprint,
                 decision.namespace, decision.store_tp, parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
                 tuple(layouts), decision.kv_heads or None, int(self._vllm_config.cache_config.block_size),
-                dict(decision.manifest), compat.version_text()[:64],
+                dict(decision.manifest), compat.version_text()[:64], compat.engine_index(parallel),
             )
         )  # fmt: skip
         return decision

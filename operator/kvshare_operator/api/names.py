@@ -50,9 +50,10 @@ APPLIED: Final = "kvshare.dev/applied"
 # -- pod conditions that the operator writes --------------------------------------------------------
 
 SHARED: Final = "kvshare.dev/Shared"
-"""What the member reported: True (shares), False with a reason."""
+"""What the member reported: True (shares), False with a reason; of several engines in the pod the worst."""
 REPORT: Final = "kvshare.dev/Report"
-"""The report itself as compact JSON in the message: fingerprint, layouts, Store TP, manifest."""
+"""The report itself as compact JSON in the message: fingerprint, layouts, Store TP, manifest.
+Further data-parallel engines of the pod have `kvshare.dev/Report-1` and so on."""
 
 # -- pool conditions --------------------------------------------------------------------------------
 

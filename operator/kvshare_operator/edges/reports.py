@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import logging
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiohttp import web
 from kvshare_layout import reports
 from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
-from kvshare_operator.core.pool.conditions import pod_conditions
+from kvshare_operator.core.pool.conditions import report_condition, reports_of, shared_condition
 from kvshare_operator.edges import metrics
 from kvshare_operator.edges.cluster_api import STRATEGIC, ApiError, ClusterApi
 
@@ -25,6 +26,8 @@ log = logging.getLogger("kvshare.reports")
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _ATTEMPTS = 3
+#: Times that a verdict is written while other engines of the pod report too.
+_ROUNDS = 8
 
 
 class Denied(Exception):  # noqa: N818 - it is an answer, not a failure
@@ -86,20 +89,40 @@ class ReportEndpoint:
         return parts[2], name, uid
 
     async def _write(self, namespace: str, name: str, uid: str, report: reports.MemberReport) -> None:
+        """Store the report, then the worst verdict of all engines that the answer shows.
+
+        Engines of one pod may report at the same time, to two replicas. Each writes its own report first, so whoever
+        writes the verdict last has seen all of them; the others see from the answer that they have to write again.
+        """
         now = datetime.datetime.now(datetime.UTC)
+        pod = await self._patch(namespace, name, uid, report_condition(report, now))
+        for _ in range(_ROUNDS):
+            shared = shared_condition(reports_of(pod.get("status") or {}) or [report], now)
+            if shared is None or _says(pod, shared):
+                return
+            pod = await self._patch(namespace, name, uid, shared)
+
+    async def _patch(self, namespace: str, name: str, uid: str, condition: dict[str, Any]) -> dict[str, Any]:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
         # With the UID a successor of the same name refuses the patch.
-        body = {"metadata": {"uid": uid}, "status": {"conditions": pod_conditions(report, now)}}
-        for attempt in range(1, _ATTEMPTS + 1):
+        body = {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}
+        for attempt in itertools.count(1):
             try:
-                await self.api.call(
+                return await self.api.call(
                     "PATCH", path, body=body, content_type=STRATEGIC, query={"fieldManager": names.WEBHOOK_MANAGER}
                 )
-                return
             except ApiError as error:
                 if not error.retry or attempt == _ATTEMPTS:
                     raise
                 await asyncio.sleep(0.2 * attempt)
+        raise AssertionError("the loop above ends by itself")
+
+
+def _says(pod: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a pod has a condition, whenever it got it."""
+    told = ("type", "status", "reason", "message")
+    present = (pod.get("status") or {}).get("conditions") or []
+    return any(all(one.get(key) == wanted[key] for key in told) for one in present)
 
 
 def _text(status: int, text: str) -> web.Response:

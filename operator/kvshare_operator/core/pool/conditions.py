@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from kvshare_layout import reports
+from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
 from kvshare_operator.api.pool import Condition
 from kvshare_operator.api.reasons import Refusal
@@ -61,29 +62,55 @@ def to_conditions(
     return out
 
 
-def pod_conditions(report: reports.MemberReport, now: datetime.datetime) -> list[dict[str, Any]]:
-    """Return the two conditions that a report becomes: the verdict for people, the report for the controller."""
-    shared = report.verdict == "shared"
+def report_condition(report: reports.MemberReport, now: datetime.datetime) -> dict[str, Any]:
+    """Return the condition that keeps an engine's report for the controller; each engine of a pod has its own."""
+    kind = names.REPORT if report.engine_index == 0 else f"{names.REPORT}-{report.engine_index}"
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "Reported",
+        "message": reports.to_json(report).decode(),
+        "lastTransitionTime": timestamp(now),
+    }
+
+
+def shared_condition(found: Collection[reports.MemberReport], now: datetime.datetime) -> dict[str, Any] | None:
+    """Return the condition for people: the worst verdict of all engines of the pod; None without a report."""
+    report = reports.worst(found)
+    if report is None:
+        return None
     facts = [f"verdict {report.verdict}", f"Store TP {report.store_tp}", f"TP {report.tp}"]
     if report.rank_layouts:
         facts.append(f"layout {', '.join(report.rank_layouts)}")
     if report.fingerprint:
         facts.append(f"fingerprint {report.fingerprint[:16]}")
-    message = f"{report.message} ({'; '.join(facts)})" if report.message else "; ".join(facts)
-    when = timestamp(now)
-    return [
-        {
-            "type": names.SHARED,
-            "status": "True" if shared else "False",
-            "reason": report.reason or report.verdict.capitalize(),
-            "message": message,
-            "lastTransitionTime": when,
-        },
-        {
-            "type": names.REPORT,
-            "status": "True",
-            "reason": "Reported",
-            "message": reports.to_json(report).decode(),
-            "lastTransitionTime": when,
-        },
-    ]
+    if len(found) > 1:
+        sharing = sum(one.verdict == "shared" for one in found)
+        facts.append(f"engine {report.engine_index}; {sharing} of {len(found)} engines that have reported share")
+    return {
+        "type": names.SHARED,
+        "status": "True" if report.verdict == "shared" else "False",
+        "reason": report.reason or report.verdict.capitalize(),
+        "message": f"{report.message} ({'; '.join(facts)})" if report.message else "; ".join(facts),
+        "lastTransitionTime": timestamp(now),
+    }
+
+
+def pod_conditions(report: reports.MemberReport, now: datetime.datetime) -> list[dict[str, Any]]:
+    """Return the two conditions of a pod with one engine: the verdict for people, the report for the controller."""
+    shared = shared_condition([report], now)
+    return [*([shared] if shared else []), report_condition(report, now)]
+
+
+def reports_of(status: Mapping[str, Any]) -> list[reports.MemberReport]:
+    """Return the reports of all engines in a pod's status; what cannot be read is left out."""
+    found: dict[int, reports.MemberReport] = {}
+    for condition in status.get("conditions") or []:
+        kind = str(condition.get("type", ""))
+        if kind == names.REPORT or kind.startswith(f"{names.REPORT}-"):
+            try:
+                report = reports.from_json(str(condition.get("message", "")).encode())
+            except LayoutError:
+                continue
+            found[report.engine_index] = report
+    return [found[index] for index in sorted(found)]

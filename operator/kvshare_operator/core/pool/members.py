@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kvshare_layout import config, reports
-from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import Record, read_record
+from kvshare_operator.core.pool.conditions import reports_of
 
 _FLAG: Final = re.compile(r"--kv-transfer-config\.kv_connector_extra_config\.([a-z_]+)=(?:s:)?(\S+)")
 _GONE: Final = frozenset({"Succeeded", "Failed"})
@@ -136,13 +136,8 @@ def _json_settings(text: str) -> Iterable[tuple[str, str]]:
 
 
 def _report(status: Mapping[str, Any]) -> reports.MemberReport | None:
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == names.REPORT:
-            try:
-                return reports.from_json(str(condition.get("message", "")).encode())
-            except LayoutError:
-                return None
-    return None
+    """Return what the pod reported, of several engines the worst."""
+    return reports.worst(reports_of(status))
 
 
 def _owner(metadata: Mapping[str, Any]) -> Owner:
