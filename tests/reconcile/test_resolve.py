@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvshare_operator.api.pool import Status, read_spec
+from kvshare_operator.api.pool import read_spec
+from kvshare_operator.api.status import Status
 from kvshare_operator.core.pool.resolve import Resolution, full_address, resolve
 from kvshare_operator.core.pool.view import connector_image, view
 from pods import pool_p1

@@ -9,10 +9,12 @@ import pathlib
 import re
 from typing import Any
 
+import pytest
+
 from kvshare_layout import reports
 from kvshare_operator.api import names, reasons
-from kvshare_operator.api.pool import Condition, Status
 from kvshare_operator.api.reasons import REASONS
+from kvshare_operator.api.status import Condition, Status
 from kvshare_operator.core.injection.record import Record, of_refusal
 from kvshare_operator.core.pool.members import Member, Owner, read_member
 from kvshare_operator.core.pool.status import Gathered, Reach, next_status
@@ -24,6 +26,7 @@ NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 VIEW = view(pool_p1(), SETTINGS.connector_image)
 PREFIX = VIEW.resolution.cache_namespace
 REACHED = Reach(True)
+RESTART = "kubectl -n ns-a rollout restart deployment"
 
 
 def said(**fields: Any) -> reports.MemberReport:
@@ -105,8 +108,24 @@ def test_fingerprint_split_names_the_differing_fields() -> None:
     assert [(one.owner, one.reason) for one in found.problems or []] == [("deployment/prefill", "FingerprintSplit")]
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("hash_canary", "hash seed"), ("dtype", "dtype"), ("weights", "weights"), ("kind.full.tokens", "kind.full.tokens"),
+        ("hash_scheme", "another vLLM version"),
+    ],
+)  # fmt: skip
+def test_field_that_splits_the_pool_is_named_in_words_and_by_name(field: str, words: str) -> None:
+    """B31: one member with another seed: the condition says so, the fingerprints keep the field's own name."""
+    other = {"dtype": "float32", "weights": "w", field: "other"}
+    found = status(member(1, "a", said()), member(2, "b", said(fingerprint="b" * 32, manifest=other)))
+    assert condition(found, names.MEMBERS_CONSISTENT).reason == "FingerprintSplit"
+    assert words in condition(found, names.MEMBERS_CONSISTENT).message
+    assert [one.differing_fields for one in found.fingerprints or []] == [None, [field]]
+
+
 def test_isolated_and_disabled_members_are_listed_with_their_own_reason() -> None:
-    """Reason and message go through unchanged."""
+    """Reason and message go through unchanged, with the command that restarts the owner."""
     found = status(
         member(1, "a", said(verdict="isolated", reason="ContextParallel", message="DCP 2")),
         member(2, "b", said(verdict="disabled", reason="MooncakeMissing", message="no module")),
@@ -115,8 +134,8 @@ def test_isolated_and_disabled_members_are_listed_with_their_own_reason() -> Non
     assert (found.members.isolated, found.members.disabled) == (1, 1)
     assert condition(found, names.MEMBERS_CONSISTENT).reason == "MembersIsolated"
     assert [(p.owner, p.reason, p.message) for p in found.problems or []] == [
-        ("deployment/a", "ContextParallel", "isolated: DCP 2"),
-        ("deployment/b", "MooncakeMissing", "disabled: no module"),
+        ("deployment/a", "ContextParallel", f"isolated: DCP 2. Mend that, then: {RESTART}/a"),
+        ("deployment/b", "MooncakeMissing", f"disabled: no module. Mend that, then: {RESTART}/b"),
     ]
 
 

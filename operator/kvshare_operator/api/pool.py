@@ -1,4 +1,4 @@
-"""KVSharePool v1alpha1: the models of spec and status, with their bounds and CEL rules.
+"""KVSharePool v1alpha1: the models of spec and whole object, with their bounds and CEL rules.
 
 Why this exists: one definition of the resource. The API server gets it as a structural schema (``crd``),
 the operator and the command line read objects through it. Rules that CEL can say stand beside the field as
@@ -8,12 +8,14 @@ through ``kvshare_layout``. Nothing here knows a cluster.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import pydantic
 from pydantic import Field
 
-MAX_SIZE: Final = 1024
+from kvshare_operator.api.schema import MAX_SIZE, SET, Quantity, Size, Sizes, StrictModel, cel, quantity_rule, rules
+from kvshare_operator.api.status import Status
+
 ADDRESS_PATTERN: Final = (
     r"^(([a-z0-9]([-a-z0-9.]*[a-z0-9])?|\[[0-9a-f:]+\]):[0-9]{1,5}"
     r"|etcd://([a-z0-9]([-a-z0-9.]*[a-z0-9])?|\[[0-9a-f:]+\]):[0-9]{1,5}"
@@ -22,42 +24,6 @@ ADDRESS_PATTERN: Final = (
 TEXT_PATTERN: Final = r"^[A-Za-z0-9_.,:/=@%+-]+$"
 """Strings that reach an engine's command line: no blanks, quotes, braces or shell characters."""
 
-
-def cel(rule: str, message: str) -> dict[str, str]:
-    """Return one ``x-kubernetes-validations`` entry; a multi-line rule without message is refused by servers."""
-    return {"rule": rule, "message": message}
-
-
-def rules(*entries: dict[str, str], **more: Any) -> dict[str, Any]:
-    """Return the ``json_schema_extra`` of a model or field with these CEL rules."""
-    return {"x-kubernetes-validations": list(entries), **more}
-
-
-def _camel(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join({"tp": "TP"}.get(part, part.capitalize()) for part in tail)
-
-
-class _Model(pydantic.BaseModel):
-    """Strict (a bool or a string is never a size), frozen, camelCase outside."""
-
-    model_config = pydantic.ConfigDict(
-        strict=True, frozen=True, alias_generator=_camel, validate_by_name=True, validate_by_alias=True
-    )
-
-
-Size = Annotated[int, Field(ge=1, le=MAX_SIZE, json_schema_extra={"format": "int32"})]
-_SET: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
-Sizes = Annotated[list[Size], Field(min_length=1, max_length=16, json_schema_extra=_SET)]
-Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
-Quantity = Annotated[str, Field(min_length=1, max_length=24, json_schema_extra={"x-kubernetes-int-or-string": True})]
-
-
-def _quantity_rule(minimum: str) -> dict[str, Any]:
-    rule = f"type(self) == string && isQuantity(self) && quantity(self).compareTo(quantity('{minimum}')) >= 0"
-    return rules(cel(rule, f"a quantity of at least {minimum}, with a unit"), **{"x-kubernetes-int-or-string": True})
-
-
 _ALL_SIZES: Final = (
     "({0}.prefill.tensorParallelSizes"
     " + (has({0}.decode) ? {0}.decode.tensorParallelSizes : [])"
@@ -65,7 +31,7 @@ _ALL_SIZES: Final = (
 )
 
 
-class Model(_Model):
+class Model(StrictModel):
     """Which weights the pool is for. These are claims; the members' fingerprint covers what they really load."""
 
     model_config = pydantic.ConfigDict(
@@ -89,7 +55,7 @@ class Model(_Model):
     paths: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         default=None,
         max_length=8,
-        json_schema_extra=_SET,
+        json_schema_extra=SET,
         description="Local paths that mean these weights, for example /mnt/models.",
     )
     generation: int = Field(
@@ -108,13 +74,13 @@ class Model(_Model):
     )
 
 
-class Prefill(_Model):
+class Prefill(StrictModel):
     """Deployments that compute prompts."""
 
     tensor_parallel_sizes: Sizes = Field(description="Tensor-parallel sizes of the prefill deployments.")
 
 
-class Decode(_Model):
+class Decode(StrictModel):
     """Deployments that generate."""
 
     tensor_parallel_sizes: Sizes = Field(description="Tensor-parallel sizes of the decode deployments.")
@@ -124,7 +90,7 @@ class Decode(_Model):
     )
 
 
-class Cache(_Model):
+class Cache(StrictModel):
     """Fields that decide stored bytes."""
 
     model_config = pydantic.ConfigDict(
@@ -156,7 +122,7 @@ class Cache(_Model):
     )
 
 
-class External(_Model):
+class External(StrictModel):
     """A Mooncake store that somebody else runs."""
 
     master_address: str = Field(
@@ -175,12 +141,12 @@ class External(_Model):
     )
 
 
-class Managed(_Model):
+class Managed(StrictModel):
     """A Mooncake store that the operator runs."""
 
     nodes: int = Field(default=1, ge=1, le=256, description="Store nodes.", json_schema_extra={"format": "int32"})
     capacity_per_node: Quantity = Field(
-        description="Cache memory of each node.", json_schema_extra=_quantity_rule("256Mi")
+        description="Cache memory of each node.", json_schema_extra=quantity_rule("256Mi")
     )
     image: str | None = Field(default=None, min_length=1, max_length=512, description="Image with Mooncake's programs.")
     node_selector: dict[str, Annotated[str, Field(max_length=63)]] | None = Field(
@@ -188,7 +154,7 @@ class Managed(_Model):
     )
 
 
-class Rdma(_Model):
+class Rdma(StrictModel):
     """What RDMA members get beside the protocol."""
 
     resource_name: str = Field(
@@ -210,7 +176,7 @@ class Rdma(_Model):
     )
 
 
-class Store(_Model):
+class Store(StrictModel):
     """Where blocks are kept."""
 
     model_config = pydantic.ConfigDict(
@@ -231,13 +197,13 @@ class Store(_Model):
     rdma: Rdma | None = Field(default=None, description="With protocol RDMA.")
 
 
-class SecretName(_Model):
+class SecretName(StrictModel):
     """A reference to a Secret in the pod's namespace."""
 
     name: str = Field(min_length=1, max_length=253, description="Name of the Secret.")
 
 
-class Connector(_Model):
+class Connector(StrictModel):
     """How the connector's code gets into members."""
 
     source: Literal["InitContainer", "ImageVolume", "Image"] = Field(
@@ -256,7 +222,7 @@ class Connector(_Model):
     staging_memory_per_rank: Quantity = Field(
         default="256Mi",
         description="Staging memory of each rank.",
-        json_schema_extra=_quantity_rule("16Mi"),
+        json_schema_extra=quantity_rule("16Mi"),
     )
     on_existing_connector: Literal["Refuse", "Compose", "Replace"] = Field(
         default="Refuse",
@@ -264,7 +230,7 @@ class Connector(_Model):
     )
 
 
-class Spec(_Model):
+class Spec(StrictModel):
     """What the user wants."""
 
     model_config = pydantic.ConfigDict(
@@ -296,7 +262,7 @@ class Spec(_Model):
     pipeline_parallel_sizes: Annotated[list[Size], Field(max_length=4)] = Field(
         default=[1],
         min_length=1,
-        json_schema_extra=_SET,
+        json_schema_extra=SET,
         description="Pipeline-parallel sizes of all members.",
     )
     store_tp_size: int | None = Field(
@@ -328,108 +294,6 @@ class Spec(_Model):
         return tuple(sorted(chosen | set(self.reserved_tensor_parallel_sizes or [])))
 
 
-_STATUS_INT: Final[dict[str, Any]] = {"format": "int32"}
-
-
-class Members(_Model):
-    """How many pods, by what they reported."""
-
-    total: Count = Field(default=0, description="Pods that opted in and are not over.")
-    shared: Count = Field(default=0, description="Members that share.")
-    isolated: Count = Field(default=0, description="Members with a namespace of their own.")
-    disabled: Count = Field(default=0, description="Members without any cache of ours.")
-    unreported: Count = Field(default=0, description="Injected members that have not reported.")
-    outdated: Count = Field(default=0, description="Members of an older revision, with the same cache.")
-    not_injected: Count = Field(default=0, description="Pods that opted in and were not injected.")
-
-
-class Fingerprint(_Model):
-    """One group of members whose bytes are compatible."""
-
-    id: str = Field(min_length=1, max_length=32, description="Begin of the fingerprint.")
-    members: Count = Field(description="Members that keep it.")
-    tensor_parallel_sizes: list[Count] | None = Field(
-        default=None,
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Tensor-parallel sizes of these members.",
-    )
-    layouts: list[Annotated[str, Field(min_length=1, max_length=16)]] | None = Field(
-        default=None,
-        max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Memory layouts of these members.",
-    )
-    differing_fields: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
-        default=None,
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Fields in which this group differs from the largest one.",
-    )
-
-
-class Problem(_Model):
-    """One cause at one owner."""
-
-    owner: str = Field(min_length=1, max_length=320, description="Who owns the pods, for example deployment/llama.")
-    pods: Count = Field(description="How many pods.")
-    reason: str = Field(min_length=1, max_length=64, description="Reason code.")
-    message: str = Field(default="", max_length=512, description="The cause, and what to do.")
-
-
-class Condition(_Model):
-    """A condition as Kubernetes writes them."""
-
-    type: str = Field(min_length=1, max_length=316)
-    status: Literal["True", "False", "Unknown"]
-    reason: str = Field(min_length=1, max_length=128)
-    message: str = Field(max_length=4096)
-    last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
-    observed_generation: int | None = Field(default=None, json_schema_extra={"format": "int64"})
-
-
-class Status(_Model):
-    """What the operator found."""
-
-    observed_generation: int | None = Field(
-        default=None, json_schema_extra={"format": "int64"}, description="Generation of the spec that this is about."
-    )
-    store_tp_size: int | None = Field(
-        default=None, json_schema_extra=_STATUS_INT, description="Store TP: into how many shards a block is cut."
-    )
-    kv_heads: int | None = Field(
-        default=None, json_schema_extra=_STATUS_INT, description="KV heads of the model, from the spec or from members."
-    )
-    cache_namespace: str | None = Field(
-        default=None, min_length=1, max_length=128, description="Begin of all keys of this pool in the store."
-    )
-    revision: str | None = Field(
-        default=None, min_length=1, max_length=63, description="Hash over what members get; members carry theirs."
-    )
-    connector_image: str | None = Field(
-        default=None, min_length=1, max_length=512, description="Payload image; changes with the spec only."
-    )
-    members: Members | None = None
-    fingerprints: list[Fingerprint] | None = Field(
-        default=None,
-        max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]},
-        description="Groups of members with compatible bytes; more than one do not hit each other's blocks.",
-    )
-    problems: list[Problem] | None = Field(
-        default=None,
-        max_length=20,
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Members that do not share, by owner and reason.",
-    )
-    conditions: list[Condition] | None = Field(
-        default=None,
-        max_length=16,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        description="Accepted, StoreTPResolved, StoreReachable, MembersConsistent, Ready.",
-    )
-
-
 _S: Final = "self.status.storeTPSize"
 _KNOWN_HEADS: Final = (
     f"((has(self.spec.model.kvHeads) && self.spec.model.kvHeads == {_S})"
@@ -437,7 +301,7 @@ _KNOWN_HEADS: Final = (
 )
 
 
-class Pool(_Model):
+class Pool(StrictModel):
     """The whole object as the API server keeps it; ``metadata`` is left to Kubernetes."""
 
     model_config = pydantic.ConfigDict(
@@ -499,22 +363,3 @@ def read_spec(raw: object, *, unknown_keys: Literal["ignore", "forbid"] = "ignor
     if mistakes:
         raise SpecError(tuple(mistakes))
     return spec
-
-
-def read_status(raw: object) -> Status:
-    """Read ``status``; what does not fit the model is dropped field by field, never an error.
-
-    A status is the operator's own; damage to it must not stop a pool.
-    """
-    if not isinstance(raw, dict):
-        return Status()
-    kept: dict[str, Any] = {}
-    for name, field in Status.model_fields.items():
-        alias = field.alias or name
-        if alias in raw:
-            try:
-                Status.model_validate({alias: raw[alias]})
-            except pydantic.ValidationError:
-                continue
-            kept[alias] = raw[alias]
-    return Status.model_validate(kept)

@@ -216,7 +216,7 @@ _ROWS: Final = (
     Reason(
         "NotInjected",
         "(status) an opted-in pod carries no record of the webhook.",
-        "{pods} pod(s) asked for this pool while the webhook did not answer.",
+        "{pods} pod(s) asked for this pool while the webhook did not answer: {owners}.",
         "Restart them once the webhook serves: {command}",
     ),
     Reason(

@@ -11,20 +11,17 @@ import datetime
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvshare_layout import heads
-from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
-from kvshare_operator.api.pool import Status, read_status
+from kvshare_operator.api.status import read_status
 from kvshare_operator.cli.check_reading import Probe, Seen
+from kvshare_operator.core.pool import census, status
 from kvshare_operator.core.pool.members import Member
-from kvshare_operator.core.pool.status import Gathered, Reach, next_status
 
 Json = dict[str, Any]
 CERTIFICATE_WARNING: Final = datetime.timedelta(days=7)
 """Certificates are renewed 30 days before their end: one this close was not."""
 GOOD: Final = frozenset({"shared", "worker", "outdated", "unreported"})
 """States that need nobody's attention now; `unreported` ends by itself."""
-_RESTART: Final = frozenset({"notInjected", "outdated", "cacheSplit", "isolated", "disabled", "fingerprintSplit"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,67 +140,33 @@ def _pool(pool: Json, members: tuple[Member, ...], now: datetime.datetime, quali
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
     own = tuple(member for member in members if (member.namespace, member.pool) == (namespace, name))
     stored = read_status(pool.get("status"))
-    image = stored.connector_image or ""
-    status = next_status(Gathered(pool, own, Reach(None), image, now))
+    judged = status.judge(status.Gathered(pool, own, status.Reach(None), stored.connector_image or "", now))
     fresh = stored.observed_generation == metadata.get("generation")
     ready = next((one for one in stored.conditions or [] if one.type == names.READY), None)
-    counted = status.members.model_dump(by_alias=True) if status.members else {}
+    found = judged.status
     return PoolRow(
         name=f"{namespace}/{name}" if qualified else name,
         ready=ready.status if ready and fresh else "Unknown",
         reason=ready.reason if ready and fresh else "StatusStale",
         message=ready.message if ready and fresh else "the controller has not looked at the present spec yet",
-        members=counted,
-        fingerprints=tuple(one.model_dump(by_alias=True, exclude_none=True) for one in status.fingerprints or []),
-        owners=_owners(own, namespace, status, stored.revision if fresh else None),
+        members=found.members.model_dump(by_alias=True) if found.members else {},
+        fingerprints=tuple(one.model_dump(by_alias=True, exclude_none=True) for one in found.fingerprints or []),
+        owners=_owners(judged.census, namespace) if judged.census is not None else (),
     )
 
 
-def _owners(members: tuple[Member, ...], namespace: str, status: Status, revision: str | None) -> tuple[OwnerRow, ...]:
-    most = status.fingerprints[0].id if status.fingerprints else None
+def _owners(judged: census.Census, namespace: str) -> tuple[OwnerRow, ...]:
+    """One row for each owner and the worst that is true of its pods; an edited record changes nothing."""
     found: collections.Counter[tuple[str, str, str, str, str]] = collections.Counter()
-    for member in members:
-        state, reason, message = _state(member, status, revision, most)
-        command = member.owner.restart_command(namespace) if state in _RESTART else ""
-        found[member.owner.text, state, reason, command, message] += 1
+    for member in judged.members:
+        worst = judged.findings_of(member)[0]
+        if worst.state == "recordDiffers":
+            worst = census.usual(member)
+        command = member.owner.restart_command(namespace) if worst.state in census.RESTART else ""
+        found[member.owner.text, worst.state, worst.reason, command, worst.message] += 1
+    for owner, pods, text in judged.incomplete:
+        found[owner.text, "groupIncomplete", "GroupIncomplete", owner.restart_command(namespace), text] += pods
     return tuple(
         OwnerRow(owner, pods, state, reason, command or None, message)
         for (owner, state, reason, command, message), pods in sorted(found.items())
     )
-
-
-def _state(member: Member, status: Status, revision: str | None, most: str | None) -> tuple[str, str, str]:
-    """Return (state, reason, message) of one member: the worst thing first."""
-    record, report = member.record, member.report
-    if record is None:
-        return "notInjected", "NotInjected", "no webhook looked at this pod"
-    if record.reason:
-        return "notInjected", record.reason, record.message
-    if member.is_worker:
-        return "worker", "Worker", ""
-    if _splits(member, status):
-        given = f"Store TP {member.store_tp} in {member.cache_namespace or 'no namespace'}"
-        return "cacheSplit", "CacheSplit", f"uses {given}; the pool has moved on"
-    if report is not None and report.verdict != "shared":
-        return report.verdict, report.reason or report.verdict.capitalize(), report.message
-    if report is not None and most is not None and not report.fingerprint.startswith(most):
-        return "fingerprintSplit", "FingerprintSplit", "its bytes differ from those of most members"
-    if revision is not None and record.revision != revision:
-        return "outdated", "Outdated", "runs an older revision of the pool, with the same cache"
-    if report is None:
-        return "unreported", "Unreported", ""
-    return "shared", "Shared", ""
-
-
-def _splits(member: Member, status: Status) -> bool:
-    if member.store_tp is None and not member.cache_namespace:
-        return False
-
-    def normal(size: int | None) -> int | None:
-        try:
-            return heads.normalise_store_tp(size, status.kv_heads) if size and status.kv_heads else size
-        except LayoutError:
-            return size
-
-    mine = (normal(member.store_tp), member.cache_namespace)
-    return mine != (normal(status.store_tp_size), status.cache_namespace)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvshare_operator.api.pool import MAX_SIZE, SpecError, read_spec
+from kvshare_operator.api.pool import SpecError, read_spec
 from kvshare_operator.api.reasons import refusal
+from kvshare_operator.api.schema import MAX_SIZE
 from kvshare_operator.cli.plan_drawing import drawing_of
 from kvshare_operator.cli.plan_svg import plan_svg
 from kvshare_operator.cli.plan_tables import print_plan

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvshare_operator.api import names
+from kvshare_operator.core.pool.groups import LWS_WORKER
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -23,7 +24,6 @@ OUR_ANNOTATIONS: Final = frozenset(
     }
 )  # fmt: skip
 """What users write; in any other place than a pod template it has no effect."""
-_WORKER_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +48,12 @@ class PodTemplate:
         """Return the pod as the webhook would see it: workers carry the label of their group by then."""
         pod = copy.deepcopy(self.pod)
         if self.worker:
-            pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), _WORKER_LABEL: "1"}
+            pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), LWS_WORKER: "1"}
         return pod
 
     def written(self, pod: Json) -> Json:
         """Return a pod as the template would say it: the reverse of ``admitted``."""
-        labels = {key: value for key, value in pod["metadata"].get("labels", {}).items() if key != _WORKER_LABEL}
+        labels = {key: value for key, value in pod["metadata"].get("labels", {}).items() if key != LWS_WORKER}
         return {**pod, "metadata": {**pod["metadata"], "labels": labels}} if self.worker else pod
 
 

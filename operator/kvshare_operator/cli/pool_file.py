@@ -10,7 +10,8 @@ import typer
 import yaml
 
 from kvshare_operator.api import names
-from kvshare_operator.api.pool import Spec, read_spec, read_status
+from kvshare_operator.api.pool import Spec, read_spec
+from kvshare_operator.api.status import read_status
 from kvshare_operator.core.pool.plan import PlannedPool
 
 

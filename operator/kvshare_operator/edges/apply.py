@@ -12,7 +12,7 @@ import logging
 from typing import Any, Final
 
 from kvshare_operator.api import names
-from kvshare_operator.api.pool import Status, read_status
+from kvshare_operator.api.status import Status, read_status
 from kvshare_operator.core.pool.conditions import timestamp
 from kvshare_operator.core.pool.members import Member
 from kvshare_operator.edges import metrics

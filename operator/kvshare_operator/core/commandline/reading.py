@@ -101,7 +101,7 @@ def _of_program(name: str, program: launcher.Program, env: words.Environment) ->
         return _appended(name, flags.read(program.rest, serve=program.kind == "serve"))
     if program.kind == "engine":
         return refusal("EngineUnsupported", container=name, program=program.name)
-    if program.kind == "ray":
+    if program.kind == "ray" and "--head" not in program.rest:
         return Reading(flags.Arguments({}), "none")
     if program.kind == "shell-file":
         return refusal(
@@ -143,7 +143,8 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
     engines = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "engine"]
     if engines:
         return refusal("EngineUnsupported", container=name, program=engines[0].name)
-    if any(launcher.find_program(command.words).kind == "ray" for command in script.commands):
+    rays = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "ray"]
+    if rays and not any("--head" in program.rest for program in rays):
         return Reading(flags.Arguments({}), "none")
     users = [command for command in script.commands if command.ours and _passes_on(command)]
     alone = all(reference == "none" for command in users for reference in command.ours)

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
+from kvshare_operator.core.pool.groups import is_worker
 
 ROLES: Final = ("prefill", "decode", "both")
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_WORKER_INDEX: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
         tensor_parallel_size=size,
         forwards_args=entrypoint is not None,
         image_pythonpath=annotations.get(names.IMAGE_PYTHONPATH) or None,
-        group_worker=_strings(pod, "labels").get(_WORKER_INDEX, "0") != "0",
+        group_worker=is_worker(_strings(pod, "labels")),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from kvshare_layout import reports
 from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
-from kvshare_operator.api.pool import Condition
 from kvshare_operator.api.reasons import Refusal
+from kvshare_operator.api.status import Condition
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 

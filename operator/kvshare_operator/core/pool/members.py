@@ -17,6 +17,7 @@ from kvshare_layout import config, reports
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import Record, read_record
 from kvshare_operator.core.pool.conditions import reports_of
+from kvshare_operator.core.pool.groups import Group, read_group, restart_selector
 
 _FLAG: Final = re.compile(r"--kv-transfer-config\.kv_connector_extra_config\.([a-z_]+)=(?:s:)?(\S+)")
 _GONE: Final = frozenset({"Succeeded", "Failed"})
@@ -40,6 +41,8 @@ class Owner:
             return f"kubectl -n {namespace} rollout restart {self.text}"
         if self.kind == "pod":
             return f"kubectl -n {namespace} delete {self.text}"
+        if (label := restart_selector(self.kind)) is not None:
+            return f"kubectl -n {namespace} delete pods -l {label}={self.name}"
         return f"restart {self.text} in namespace {namespace}"
 
 
@@ -52,6 +55,7 @@ class Member:
         store_tp: Store TP on its own command line; None for a worker or a pod without flags.
         cache_namespace: pool prefix on its own command line.
         report: what it reported; None until then.
+        group: the group of pods that it belongs to; None when it stands alone.
     """
 
     uid: str
@@ -63,6 +67,7 @@ class Member:
     store_tp: int | None = None
     cache_namespace: str = ""
     report: reports.MemberReport | None = None
+    group: Group | None = None
 
     @property
     def injected(self) -> bool:
@@ -96,16 +101,18 @@ def read_member(pod: Mapping[str, Any]) -> Member | None:
         return None
     flags = dict(_flags(pod))
     store_tp = flags.get("store_tp_size", "")
+    group = read_group(metadata)
     return Member(
         uid=str(metadata.get("uid", "")),
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         pool=str(pool),
-        owner=_owner(metadata),
+        owner=Owner(group.kind, group.name) if group else _owner(metadata),
         record=read_record(annotations),
         store_tp=int(store_tp) if store_tp.isdigit() else None,
         cache_namespace=flags.get("cache_namespace", ""),
         report=_report(status),
+        group=group,
     )
 
 

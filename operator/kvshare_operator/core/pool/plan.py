@@ -10,8 +10,9 @@ import dataclasses
 
 from kvshare_layout import heads, stages
 from kvshare_layout.errors import LayoutError
-from kvshare_operator.api.pool import Spec, Status
+from kvshare_operator.api.pool import Spec
 from kvshare_operator.api.reasons import Refusal, refusal
+from kvshare_operator.api.status import Status
 from kvshare_operator.core.pool.resolve import Resolution, resolve
 
 

@@ -14,8 +14,9 @@ from typing import Literal
 
 from kvshare_layout import heads, keys
 from kvshare_layout.errors import LayoutError
-from kvshare_operator.api.pool import Spec, Status
+from kvshare_operator.api.pool import Spec
 from kvshare_operator.api.reasons import Refusal, refusal
+from kvshare_operator.api.status import Status
 from kvshare_operator.core.store import identity
 
 Source = Literal["pinned", "lcm", "sticky"]

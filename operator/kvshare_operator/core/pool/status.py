@@ -9,14 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from kvshare_layout import heads
-from kvshare_layout.errors import LayoutError
 from kvshare_operator.api import names
-from kvshare_operator.api.pool import Fingerprint, Members, Problem, Spec, SpecError, Status, read_spec, read_status
+from kvshare_operator.api.pool import Spec, SpecError, read_spec
 from kvshare_operator.api.reasons import refusal
+from kvshare_operator.api.status import Status, read_status
+from kvshare_operator.core.pool.census import Census, some
 from kvshare_operator.core.pool.conditions import ConditionStatus, Finding, from_refusal, to_conditions
 from kvshare_operator.core.pool.members import Member
 from kvshare_operator.core.pool.resolve import Resolution, resolve
@@ -25,7 +25,13 @@ from kvshare_operator.core.pool.view import connector_image
 from kvshare_operator.core.server_version import Version, image_volume_problem
 from kvshare_operator.core.store.health import StoreState, managed_finding
 
-_MAX_FINGERPRINTS, _MAX_PROBLEMS, _MAX_FIELDS = 8, 20, 16
+FIELD_WORDS: Final = {
+    "hash_canary": "hash seed (hash_canary; PYTHONHASHSEED)",
+    "hash_scheme": "way of hashing blocks (hash_scheme; another vLLM version)",
+    "model_config": "model configuration (model_config)",
+    "weights": "weights",
+}
+"""Fields of a member's manifest -> what people call them, where the name says too little."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +65,21 @@ class Gathered:
     store: StoreState | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """The status that a pool should have, and what is true of its members; no census for a spec that is invalid."""
+
+    status: Status
+    census: Census | None
+
+
 def next_status(gathered: Gathered) -> Status:
     """Return the status that the pool should have."""
+    return judge(gathered).status
+
+
+def judge(gathered: Gathered) -> Judged:
+    """Judge a pool and its members."""
     before = read_status(gathered.pool.get("status"))
     metadata = gathered.pool.get("metadata") or {}
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
@@ -68,14 +87,14 @@ def next_status(gathered: Gathered) -> Status:
     try:
         spec = read_spec(gathered.pool.get("spec"))
     except SpecError as error:
-        return _invalid(before, error, generation, gathered.now)
+        return Judged(_invalid(before, error, generation, gathered.now), None)
     kv_heads = spec.model.kv_heads or _reported_heads(gathered.members) or before.kv_heads
     resolution = resolve(namespace, name, spec, before.model_copy(update={"kv_heads": kv_heads}))
     image = connector_image(spec, before, generation, gathered.default_image)
     code = revision(spec, resolution, image)
-    census = _Census(namespace, resolution, code, gathered.members)
+    census = Census(namespace, resolution, code, gathered.members)
     findings = _findings(spec, resolution, gathered, census)
-    return Status(
+    status = Status(
         observed_generation=generation,
         store_tp_size=resolution.store_tp if resolution.store_tp is not None else before.store_tp_size,
         kv_heads=kv_heads,
@@ -87,6 +106,7 @@ def next_status(gathered: Gathered) -> Status:
         problems=census.problems(),
         conditions=to_conditions(findings, before.conditions or [], generation, gathered.now),
     )
+    return Judged(status, census)
 
 
 def _invalid(before: Status, error: SpecError, generation: int, now: datetime.datetime) -> Status:
@@ -104,7 +124,7 @@ def _reported_heads(members: Iterable[Member]) -> int | None:
     return min(votes, key=lambda value: (-votes[value], value)) if votes else None
 
 
-def _findings(spec: Spec, resolution: Resolution, gathered: Gathered, census: _Census) -> list[Finding]:
+def _findings(spec: Spec, resolution: Resolution, gathered: Gathered, census: Census) -> list[Finding]:
     wrong = [mistake for mistake in resolution.mistakes if mistake.code != "StoreTPConflict"]
     if spec.connector.source == "ImageVolume":
         wrong.extend(filter(None, [image_volume_problem(gathered.server_version)]))
@@ -125,7 +145,7 @@ def _findings(spec: Spec, resolution: Resolution, gathered: Gathered, census: _C
         reachable = managed_finding(gathered.store, resolution.master_address or "", reach.reached, reach.problem)
     else:
         reachable = _reachable(resolution, gathered.reach)
-    consistent = census.consistent()
+    consistent = _consistent(census)
     first = next((f for f in (accepted, resolved, reachable) if f.status != "True"), None)
     if first is not None:
         ready = Finding(names.READY, "False", first.reason, first.message)
@@ -156,172 +176,48 @@ def _reachable(resolution: Resolution, reach: Reach) -> Finding:
     return from_refusal(names.STORE_REACHABLE, refused)
 
 
-class _Census:
-    """Members sorted by what is true of them."""
-
-    def __init__(self, namespace: str, resolution: Resolution, code: str, members: Sequence[Member]) -> None:
-        self.namespace, self.resolution, self.code = namespace, resolution, code
-        ordered = sorted(members, key=lambda member: (member.owner.text, member.name))
-        self.workers = [m for m in ordered if m.is_worker]
-        self.injected = [m for m in ordered if m.injected and not m.is_worker]
-        self.left_out = [m for m in ordered if not m.injected]
-        self.split = [m for m in self.injected if self._splits(m)]
-        self._split_ids = {m.uid for m in self.split}
-        same_cache = [m for m in self.injected if m.uid not in self._split_ids]
-        self.outdated = [m for m in same_cache if m.record is not None and m.record.revision != code]
-        self._outdated_ids = {m.uid for m in self.outdated}
-        self.groups = self._groups()
-
-    def _normal(self, store_tp: int | None) -> int | None:
-        heads_known = self.resolution.kv_heads
-        if store_tp is None or heads_known is None:
-            return store_tp
-        try:
-            return heads.normalise_store_tp(store_tp, heads_known)
-        except LayoutError:
-            return store_tp
-
-    def _splits(self, member: Member) -> bool:
-        if member.store_tp is None and not member.cache_namespace:
-            return False
-        return (self._normal(member.store_tp), member.cache_namespace) != (
-            self._normal(self.resolution.store_tp),
-            self.resolution.cache_namespace,
-        )
-
-    def _groups(self) -> list[tuple[str, list[Member]]]:
-        """Sharing members of the present namespace by fingerprint, the largest group first."""
-        found: dict[str, list[Member]] = collections.defaultdict(list)
-        for member in self.injected:
-            if member.report is not None and member.report.verdict == "shared" and member.uid not in self._split_ids:
-                found[member.report.fingerprint].append(member)
-        return sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
-
-    def counts(self) -> Members:
-        verdicts = collections.Counter(m.report.verdict if m.report else "unreported" for m in self.injected)
-        return Members(
-            total=len(self.injected) + len(self.left_out),
-            shared=verdicts["shared"],
-            isolated=verdicts["isolated"],
-            disabled=verdicts["disabled"],
-            unreported=verdicts["unreported"],
-            outdated=len(self.outdated) + len(self.split),
-            not_injected=len(self.left_out),
-        )
-
-    def fingerprints(self) -> list[Fingerprint]:
-        out = []
-        largest = self.groups[0][1][0].report if self.groups else None
-        for identity, members in self.groups[:_MAX_FINGERPRINTS]:
-            seen = [m.report for m in members if m.report is not None]
-            layouts = sorted({layout for report in seen for layout in report.rank_layouts})
-            fields = _differing(largest.manifest if largest else {}, seen[0].manifest)
-            out.append(
-                Fingerprint(
-                    id=identity[:16] or "none",
-                    members=len(members),
-                    tensor_parallel_sizes=sorted({report.tp for report in seen})[:16],
-                    layouts=[layout for layout in layouts if layout][:8],
-                    differing_fields=fields[:_MAX_FIELDS] or None,
-                )
-            )
-        return out
-
-    def split_fields(self) -> list[str]:
-        return sorted({field for one in self.fingerprints() for field in one.differing_fields or []})
-
-    def problems(self) -> list[Problem]:
-        found: dict[tuple[str, str, str], int] = collections.Counter()
-        for member, reason, message in self._single_problems():
-            found[member.owner.text, reason, message[:512]] += 1
-        rows = [
-            Problem(owner=owner[:320], pods=pods, reason=reason[:64], message=message)
-            for (owner, reason, message), pods in sorted(found.items())
-        ]
-        return rows[:_MAX_PROBLEMS]
-
-    def _single_problems(self) -> Iterable[tuple[Member, str, str]]:
-        for member in self.left_out:
-            command = member.owner.restart_command(self.namespace)
-            if member.record is not None:
-                yield member, member.record.reason, member.record.message
-            else:
-                refused = refusal("NotInjected", pods=1, command=command)
-                yield member, refused.code, f"no record of the webhook on this pod. {refused.remedy}"
-        for member in self.injected:
-            command = member.owner.restart_command(self.namespace)
-            if member.uid in self._split_ids:
-                yield member, "CacheSplit", f"{self._split_text(member)}. Restart: {command}"
-            elif member.uid in self._outdated_ids and member.record is not None:
-                given = member.record.revision or "none"
-                text = f"injected for revision {given}, the pool is at {self.code}; same cache. Restart: {command}"
-                yield member, "Outdated", text
-            if member.record_differs:
-                yield member, "RecordDiffers", "the record annotation was changed by hand; the pod's flags count"
-            report = member.report
-            if report is not None and report.verdict != "shared":
-                yield member, report.reason or report.verdict.capitalize(), f"{report.verdict}: {report.message}"
-        if len(self.groups) > 1:
-            for identity, members in self.groups[1:]:
-                for member in members:
-                    yield member, "FingerprintSplit", f"fingerprint {identity[:16]} is not the pool's most common one"
-
-    def _split_text(self, member: Member) -> str:
-        return (
-            f"uses Store TP {member.store_tp} in {member.cache_namespace or 'no namespace'}, the pool uses "
-            f"{self.resolution.store_tp} in {self.resolution.cache_namespace}"
-        )
-
-    def consistent(self) -> Finding:
-        """One finding about all members: the worst thing first."""
-        kind = names.MEMBERS_CONSISTENT
-        if len(self.groups) > 1:
-            fields = ", ".join(self.split_fields()) or "fields that were not reported"
-            refused = refusal("FingerprintSplit", count=len(self.groups), fields=fields)
-            return from_refusal(kind, refused)
-        apart = [m for m in self.injected if m.report is not None and m.report.verdict != "shared"]
-        if apart:
-            why = sorted({f"{m.owner.text} ({m.report.reason})" for m in apart if m.report})
-            return from_refusal(kind, refusal("MembersIsolated", pods=len(apart), problem=_some(why)))
-        if self.split:
-            first = self.split[0]
-            given = f"Store TP {first.store_tp} in {first.cache_namespace or 'no namespace'}"
-            expected = f"{self.resolution.store_tp} in {self.resolution.cache_namespace}"
-            facts = {"pods": len(self.split), "given": given, "expected": expected}
-            return from_refusal(kind, refusal("CacheSplit", **facts, command=self._commands(self.split)))
-        unseen = [m for m in self.left_out if m.record is None]
-        if unseen:
-            command = self._commands(unseen)
-            return from_refusal(kind, refusal("NotInjected", pods=len(unseen), command=command))
-        if self.left_out:
-            record = self.left_out[0].record
-            owners = _some(sorted({m.owner.text for m in self.left_out}))
-            reason = record.reason if record else "NotInjected"
-            return Finding(kind, "False", reason, f"{len(self.left_out)} pod(s) were not injected: {owners}")
-        return self._all_well(kind)
-
-    def _all_well(self, kind: str) -> Finding:
-        status: ConditionStatus = "True"
-        if not self.injected:
-            return Finding(kind, status, "NoMembers", "no pod has opted in")
-        waiting = sum(1 for m in self.injected if m.report is None)
-        if waiting == len(self.injected):
-            return Finding(kind, status, "Unreported", f"{waiting} member(s) injected, none has reported yet")
-        parts = [f"{len(self.injected) - waiting} member(s) share"]
-        if waiting:
-            parts.append(f"{waiting} have not reported yet")
-        if self.outdated:
-            parts.append(f"{len(self.outdated)} run an older revision with the same cache")
-        return Finding(kind, status, "Consistent", ", ".join(parts))
-
-    def _commands(self, members: Iterable[Member]) -> str:
-        return _some(sorted({m.owner.restart_command(self.namespace) for m in members}))
+def _consistent(census: Census) -> Finding:
+    """One finding about all members: the worst thing first."""
+    kind = names.MEMBERS_CONSISTENT
+    if len(census.groups) > 1:
+        fields = ", ".join(FIELD_WORDS.get(name, name) for name in census.split_fields())
+        fields = fields or "fields that were not reported"
+        return from_refusal(kind, refusal("FingerprintSplit", count=len(census.groups), fields=fields))
+    apart = [m for m in census.injected if m.report is not None and m.report.verdict != "shared"]
+    if apart:
+        why = sorted({f"{m.owner.text} ({m.report.reason})" for m in apart if m.report})
+        return from_refusal(kind, refusal("MembersIsolated", pods=len(apart), problem=some(why)))
+    if census.split:
+        first = census.split[0]
+        given = f"Store TP {first.store_tp} in {first.cache_namespace or 'no namespace'}"
+        expected = f"{census.resolution.store_tp} in {census.resolution.cache_namespace}"
+        facts = {"pods": len(census.split), "given": given, "expected": expected}
+        return from_refusal(kind, refusal("CacheSplit", **facts, command=census.commands(census.split)))
+    unseen = [m for m in census.left_out if m.record is None]
+    if unseen:
+        facts = {"pods": len(unseen), "owners": some(sorted({m.owner.text for m in unseen}))}
+        return from_refusal(kind, refusal("NotInjected", **facts, command=census.commands(unseen)))
+    if census.left_out:
+        record = census.left_out[0].record
+        owners = some(sorted({m.owner.text for m in census.left_out}))
+        reason = record.reason if record else "NotInjected"
+        return Finding(kind, "False", reason, f"{len(census.left_out)} pod(s) were not injected: {owners}")
+    if census.incomplete:
+        problem = some([text for _, _, text in census.incomplete])
+        return from_refusal(kind, refusal("GroupIncomplete", groups=len(census.incomplete), problem=problem))
+    return _all_well(kind, census)
 
 
-def _some(texts: Sequence[str], limit: int = 3) -> str:
-    more = len(texts) - limit
-    return "; ".join(texts[:limit]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return sorted(key[:64] for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+def _all_well(kind: str, census: Census) -> Finding:
+    status: ConditionStatus = "True"
+    if not census.injected:
+        return Finding(kind, status, "NoMembers", "no pod has opted in")
+    waiting = sum(1 for m in census.injected if m.report is None)
+    if waiting == len(census.injected):
+        return Finding(kind, status, "Unreported", f"{waiting} member(s) injected, none has reported yet")
+    parts = [f"{len(census.injected) - waiting} member(s) share"]
+    if waiting:
+        parts.append(f"{waiting} have not reported yet")
+    if census.outdated:
+        parts.append(f"{len(census.outdated)} run an older revision with the same cache")
+    return Finding(kind, status, "Consistent", ", ".join(parts))

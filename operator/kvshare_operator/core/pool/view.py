@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kvshare_operator.api.pool import Spec, Status, read_spec, read_status
+from kvshare_operator.api.pool import Spec, read_spec
+from kvshare_operator.api.status import Status, read_status
 from kvshare_operator.core.pool.resolve import Resolution, resolve
 from kvshare_operator.core.pool.revision import revision
 
