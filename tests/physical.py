@@ -9,7 +9,16 @@ LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 
 
 def caches(
-    layout: str, layers: int, blocks: int, heads: int, tokens: int, cell: int, *, pad: int = 0, offset: int = 0
+    layout: str,
+    layers: int,
+    blocks: int,
+    heads: int,
+    tokens: int,
+    cell: int,
+    *,
+    pad: int = 0,
+    offset: int = 0,
+    device: torch.device | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Poisoned storage, and the logical byte view ``[B, H, N, C]`` of every layer in it.
 
@@ -22,6 +31,7 @@ def caches(
         cell: C, bytes.
         pad: bytes that nobody owns behind every index of the outermost axis, as padded pages have.
         offset: bytes before the first cell.
+        device: where it is; the CPU when None.
     """
     sizes = {"L": layers, "B": blocks, "H": heads, "N": tokens, "C": cell}
     strides: dict[str, int] = {}
@@ -31,7 +41,7 @@ def caches(
             step += pad
         strides[axis] = step
         step *= sizes[axis]
-    storage = torch.full((offset + step,), POISON, dtype=torch.uint8)
+    storage = torch.full((offset + step,), POISON, dtype=torch.uint8, device=device)
     views = [
         storage.as_strided(
             (blocks, heads, tokens, cell),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvshare_connector.kernels import naive
 from kvshare_connector.worker.facts import block_view
-from kvshare_connector.worker.plan import PlannedObject, RankPlan, make_plan
+from kvshare_connector.worker.plan import DIRECT_PIECE_BYTES, PlannedObject, RankPlan, direct_limit, make_plan
 from kvshare_layout.kinds import FULL, Kind
 from kvshare_layout.objects import shared_objects
 from kvshare_layout.stages import stages_of
@@ -93,6 +93,23 @@ def test_small_pieces_are_packed() -> None:
     assert [planned.pieces for planned in plan.objects] == [()]
     assert plan.slot_bytes == 128
     assert make_plan(held, dict(enumerate(views)), direct_piece_bytes=64).slot_bytes == 0
+
+
+def test_a_whole_object_is_never_packed_unless_everything_is() -> None:
+    """One segment is the best shape there is, however small."""
+    _, views = caches("BLHNC", 2, 4, 2, 4, 8)
+    kind = Kind("full", FULL, "kv-packed", 2, 8, 4, (0, 1))
+    held = shared_objects(kind, 1, stages_of((0, 2), kind.layers), tp=1, tp_rank=0, held_layers=kind.layers)
+    (planned,) = make_plan(held, dict(enumerate(views))).objects
+    assert [piece.size for piece in planned.pieces] == [planned.held.size]
+    assert make_plan(held, dict(enumerate(views)), direct_piece_bytes=None).slot_bytes == 128
+
+
+def test_an_accelerators_memory_is_packed_over_tcp() -> None:
+    """A client without support for it would read the address as one of this process."""
+    assert direct_limit("tcp", torch.device("cuda", 0)) is None
+    assert direct_limit("rdma", torch.device("cuda", 0)) == DIRECT_PIECE_BYTES["rdma"]
+    assert direct_limit("tcp", torch.device("cpu")) == DIRECT_PIECE_BYTES["tcp"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

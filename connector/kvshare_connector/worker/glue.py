@@ -15,7 +15,7 @@ from kvshare_connector.worker.arena import Arena
 from kvshare_connector.worker.client import StoreClient
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
-from kvshare_connector.worker.plan import make_plan
+from kvshare_connector.worker.plan import direct_limit, make_plan
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout import Decision, RankFacts, held_objects
 from kvshare_layout.config import ConnectorConfig
@@ -214,9 +214,14 @@ class WorkerSide:
             return
         if self._transfers is not None:
             return
-        plan = make_plan(held_objects(decision, self._facts), {view.index: view.cache for view in self._views})
+        device = self._views[0].cache.device
+        plan = make_plan(
+            held_objects(decision, self._facts),
+            {view.index: view.cache for view in self._views},
+            direct_piece_bytes=direct_limit(self._config.protocol, device),
+        )
         self._arena.cut(plan.slot_bytes)
-        lane = Lane(self._views[0].cache.device)
+        lane = Lane(device)
         self._transfers = Transfers(
             decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self.counters.add,
             epoch=self._epoch,
