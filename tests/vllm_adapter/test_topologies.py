@@ -170,7 +170,8 @@ def test_whatever_a_reader_calls_loaded_is_what_was_stored(
         for rank, flagged in enumerate(bad):
             for number, place in enumerate(places):
                 found = reader.block(rank, place, sources[number])
-                assert found == "right" if place not in flagged else found in ("empty", "right")
+                # A direct read of one object of a block may succeed where that of another fails.
+                assert found == "right" if place not in flagged else found != "wrong"
             assert all(reader.block(rank, block, 0) == "empty" for block in set(range(BLOCKS)) - set(places))
         assert report.unread <= set(hashes[first_gone:])
         written = sum(side.counters.drain().get("saved_bytes", 0) for side in writer.sides)
