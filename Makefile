@@ -52,7 +52,7 @@ check: ## Lint, format, types and import contracts
 	$(VENV)/mypy connector operator tests
 	$(VENV)/lint-imports
 
-generate: ## Write the generated files (CRD, reference pages, figures)
+generate: ## Write the generated files (CRD, reference pages, figures, dashboard)
 	@$(PREPARE) fast
 	$(VENV)/python -m kvshare_operator.api.crd
 	$(VENV)/python docs/generate.py

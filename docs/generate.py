@@ -1,4 +1,4 @@
-"""Writes the reference pages and figures that follow from code: ``python docs/generate.py``.
+"""Writes what follows from code: reference pages, figures, dashboard: ``python docs/generate.py``.
 
 ``--check`` fails on a difference. Needs the environment of the checkout. Nothing on these pages is
 written by hand; each has a module in ``generator``.
@@ -13,6 +13,7 @@ from generator import (
     chart_values,
     cli,
     connector_config,
+    dashboard,
     figures,
     kvsharepool,
     metrics,
@@ -23,6 +24,7 @@ from generator import (
 HERE = Path(__file__).parent
 
 PAGES: dict[str, Callable[[], str]] = {
+    "../charts/kvshare/dashboards/kvshare.json": dashboard.text,
     "figures/demo.svg": figures.demo,
     "figures/layouts.svg": figures.layouts,
     "figures/replicas.svg": figures.replicas,
@@ -44,13 +46,17 @@ def main(arguments: list[str]) -> int:
     stale = [name for name, page in PAGES.items() if not _same(HERE / name, page())]
     if "--check" in arguments:
         for name in stale:
-            print(f"docs/{name} is not what its source says: run make generate")
+            print(f"{_shown(name)} is not what its source says: run make generate")
         return 1 if stale else 0
     for name in stale:
         (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(PAGES[name]())
-        print(f"wrote docs/{name}")
+        print(f"wrote {_shown(name)}")
     return 0
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("../") if name.startswith("../") else f"docs/{name}"
 
 
 def _same(path: Path, text: str) -> bool:
