@@ -30,7 +30,7 @@ in the status.
 CONDITIONS = (
     (names.ACCEPTED, "The spec can be used: it fits its schema, and the cluster can do what it asks for."),
     (names.STORE_TP_RESOLVED, "Store TP is known; the message says how it came about."),
-    (names.STORE_REACHABLE, "The store's master accepts connections from the operator."),
+    (names.STORE_REACHABLE, "The store's master answers the operator: a connection, and now and then a call."),
     (names.MEMBERS_CONSISTENT, "Every pod that opted in shares one namespace and one fingerprint."),
     (names.READY, "The three facts about the pool hold: engines that opt in are injected."),
 )

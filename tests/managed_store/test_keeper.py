@@ -12,7 +12,7 @@ from kvshare_operator.api import names
 from kvshare_operator.core.pool.status import Reach
 from kvshare_operator.core.store.objects import object_path, store_objects
 from kvshare_operator.core.store.settings import StoreSettings
-from kvshare_operator.edges import gather
+from kvshare_operator.edges import store_probe
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.memory_api import MemoryClusterApi
@@ -32,10 +32,10 @@ SERVICE = "/api/v1/namespaces/ns-a/services/kvs-p1-master"
 def master_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection is made in these tests."""
 
-    async def connect(_: str) -> Reach:
+    async def connect(_: str, **__: object) -> Reach:
         return Reach(True)
 
-    monkeypatch.setattr(gather, "connect", connect)
+    monkeypatch.setattr(store_probe, "connect", connect)
 
 
 class Place:
@@ -107,10 +107,10 @@ def test_store_becomes_reachable_with_its_first_node_and_says_when_nodes_are_mis
 def test_master_that_does_not_answer_is_said_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready pods that the operator cannot reach: a network policy, a name."""
 
-    async def connect(_: str) -> Reach:
+    async def connect(_: str, **__: object) -> Reach:
         return Reach(False, "no answer within 2 s")
 
-    monkeypatch.setattr(gather, "connect", connect)
+    monkeypatch.setattr(store_probe, "connect", connect)
     place = Place()
     place.turn()
     place.ready(2)

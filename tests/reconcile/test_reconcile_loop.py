@@ -13,7 +13,7 @@ import pytest
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import of_refusal
 from kvshare_operator.core.pool.status import Reach
-from kvshare_operator.edges import gather
+from kvshare_operator.edges import store_probe
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.memory_api import MemoryClusterApi
@@ -30,10 +30,10 @@ EVENTS = "/api/v1/namespaces/ns-a/events"
 def store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection is made in these tests."""
 
-    async def connect(_: str) -> Reach:
+    async def connect(_: str, **__: object) -> Reach:
         return Reach(True)
 
-    monkeypatch.setattr(gather, "connect", connect)
+    monkeypatch.setattr(store_probe, "connect", connect)
 
 
 def loop_over(api: MemoryClusterApi, full_pass: float = 0.0, sweep: float = 0.0) -> ReconcileLoop:
@@ -220,7 +220,7 @@ def test_only_status_and_events_are_written() -> None:
 
 def test_kopf_is_used_for_startup_events_and_indexes_only() -> None:
     """Its other decorators write finalizers and annotations, and two processes would fight over them."""
-    package = pathlib.Path(gather.__file__).parents[1]
+    package = pathlib.Path(store_probe.__file__).parents[1]
     used = set()
     for path in package.rglob("*.py"):
         used |= set(re.findall(r"kopf\.((?:on\.)?[a-z]\w*)", path.read_text()))

@@ -111,8 +111,8 @@ def test_fingerprint_split_names_the_differing_fields() -> None:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("hash_canary", "hash seed"), ("dtype", "dtype"), ("weights", "weights"), ("kind.full.tokens", "kind.full.tokens"),
-        ("hash_scheme", "another vLLM version"),
+        ("hash_canary", "hash seed"), ("dtype", "dtype"), ("weights", "weights"),
+        ("kind.full.tokens", "kind.full.tokens"), ("hash_scheme", "another vLLM version"),
     ],
 )  # fmt: skip
 def test_field_that_splits_the_pool_is_named_in_words_and_by_name(field: str, words: str) -> None:

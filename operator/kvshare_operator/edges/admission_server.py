@@ -104,6 +104,7 @@ class AdmissionServer:
                 self._renew()
         finally:
             self.draining = True
+            metrics.READY.set(0)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(self.drain_seconds)
             for runner in runners:
@@ -124,6 +125,7 @@ class AdmissionServer:
     async def _become_ready(self) -> None:
         try:
             self.is_ready = await self.ready()
+            metrics.READY.set(self.is_ready)
         except Exception as error:
             log.warning("not ready: %s", error)
 

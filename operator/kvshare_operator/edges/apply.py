@@ -104,4 +104,9 @@ async def _post_event(api: ClusterApi, about: Json, kind: str, reason: str, mess
         "lastTimestamp": now,
         "count": 1,
     }
-    await api.call("POST", f"/api/v1/namespaces/{about['namespace']}/events", body=body)
+    try:
+        await api.call("POST", f"/api/v1/namespaces/{about['namespace']}/events", body=body)
+    except ApiError as error:
+        metrics.EVENTS.labels("repeated" if error.status == 409 else "lost").inc()
+        raise
+    metrics.EVENTS.labels("posted").inc()

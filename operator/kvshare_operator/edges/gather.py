@@ -7,9 +7,7 @@ attempt. Nothing is decided here. Pods are kept as small members, not whole.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
@@ -19,15 +17,13 @@ from kvshare_operator.core.pool.status import Gathered, Reach
 from kvshare_operator.core.server_version import Version, read_version
 from kvshare_operator.edges.cluster_api import METADATA_ONLY, ApiError, ClusterApi
 from kvshare_operator.edges.pool_index import pools_path, stored
+from kvshare_operator.edges.store_probe import StoreProbe
 
 Json = dict[str, Any]
 Key = tuple[str, str]
 """(namespace, name) of a pool."""
 
 _CHUNK: Final = "500"
-_CONNECT_SECONDS: Final = 2.0
-_REACH_SECONDS: Final = 30.0
-"""How long an answer about the store is used again; events come faster than stores change."""
 _RUNNING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -58,7 +54,7 @@ class ClusterState:
         key = (str(metadata.get("namespace")), str(metadata.get("name")))
         if kind == "DELETED":
             self.pools.pop(key, None)
-            self.dirty.discard(key)
+            self.mark(key)
             return
         pool = stored(body)
         before = self.pools.get(key)
@@ -121,7 +117,7 @@ class Gatherer:
     ) -> None:
         self.api, self.state, self.default_image = api, state, default_image
         self.namespaces: tuple[str | None, ...] = namespaces or (None,)
-        self._reach: dict[str, tuple[float, Reach]] = {}
+        self.probe = StoreProbe()
         self._version: Version | None = None
 
     async def list_pools(self) -> None:
@@ -141,6 +137,7 @@ class Gatherer:
                     raise
         for key in self.state.pools.keys() - found.keys():
             self.state.pools.pop(key, None)
+            self.state.mark(key)
         for key, pool in found.items():
             self.state.pools[key] = pool
             self.state.mark(key)
@@ -173,7 +170,7 @@ class Gatherer:
 
     async def gather(self, key: Key, master_address: str | None) -> Gathered | None:
         """Return everything about one pool; None when it is gone."""
-        reach = Reach(None) if master_address is None else await self._reachable(master_address)
+        reach = Reach(None) if master_address is None else await self.probe.reach(master_address)
         pool = self.state.pools.get(key)
         if pool is None:
             return None
@@ -185,13 +182,6 @@ class Gatherer:
             now=datetime.datetime.now(datetime.UTC),
             server_version=self._version,
         )
-
-    async def _reachable(self, address: str) -> Reach:
-        when, reach = self._reach.get(address, (0.0, Reach(None)))
-        if reach.reached is None or time.monotonic() - when > (_REACH_SECONDS if reach.reached else 5.0):
-            reach = await connect(address)
-            self._reach[address] = (time.monotonic(), reach)
-        return reach
 
     async def _pages(
         self, path: str, query: Mapping[str, str] | None = None, accept: str = "application/json"
@@ -205,25 +195,6 @@ class Gatherer:
             more = str((page.get("metadata") or {}).get("continue") or "")
             if not more:
                 return
-
-
-async def connect(address: str) -> Reach:
-    """Try a TCP connection to a master; of an `etcd://` list one answer is enough."""
-    problem = ""
-    for target in address.removeprefix("etcd://").split(","):
-        host, _, port = target.rpartition(":")
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _CONNECT_SECONDS)
-        except TimeoutError:
-            problem = f"no answer within {_CONNECT_SECONDS:g} s"
-        except OSError as error:
-            problem = error.strerror or type(error).__name__
-        else:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            return Reach(True)
-    return Reach(False, problem)
 
 
 def _pods_path(namespace: str | None) -> str:

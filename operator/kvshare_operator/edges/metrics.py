@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Collection
 from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvshare_operator.api.status import Status
 
 REGISTRY: Final = CollectorRegistry()
 REVIEWS: Final = Counter(
@@ -21,9 +24,50 @@ MEMBERS: Final = Gauge(
     "kvshare_operator_members", "Members of a pool, by what they reported.", ["namespace", "pool", "verdict"],
     registry=REGISTRY,
 )  # fmt: skip
+CONDITIONS: Final = Gauge(
+    "kvshare_operator_pool_condition", "Whether a condition of a pool is True (1), or False or Unknown (0).",
+    ["namespace", "pool", "condition"], registry=REGISTRY,
+)  # fmt: skip
+PROBLEMS: Final = Gauge(
+    "kvshare_operator_problem_pods", "Pods with a problem in the pool's status, by reason.",
+    ["namespace", "pool", "reason"], registry=REGISTRY,
+)  # fmt: skip
+RECONCILE_SECONDS: Final = Histogram(
+    "kvshare_operator_reconcile_seconds", "Time of one look at a pool.", registry=REGISTRY
+)
+EVENTS: Final = Counter("kvshare_operator_events", "Kubernetes events, by result.", ["result"], registry=REGISTRY)
+READY: Final = Gauge("kvshare_operator_webhook_ready", "1 while this webhook is ready for reviews.", registry=REGISTRY)
 CERTIFICATE_EXPIRES: Final = Gauge(
     "kvshare_operator_certificate_expires_timestamp_seconds", "When the webhook's certificate ends.", registry=REGISTRY
 )
+
+
+def show_pool(namespace: str, pool: str, status: Status) -> None:
+    """Show a pool's status; rows of what it no longer has are taken away."""
+    for verdict, count in (status.members.model_dump() if status.members else {}).items():
+        MEMBERS.labels(namespace, pool, verdict).set(count)
+    for condition in status.conditions or []:
+        CONDITIONS.labels(namespace, pool, condition.type).set(condition.status == "True")
+    reasons = collections.Counter[str]()
+    for problem in status.problems or []:
+        reasons[problem.reason] += problem.pods
+    _remove(PROBLEMS, (namespace, pool), keep=reasons.keys())
+    for reason, pods in reasons.items():
+        PROBLEMS.labels(namespace, pool, reason).set(pods)
+
+
+def forget_pool(namespace: str, pool: str) -> None:
+    """Take all rows of a pool that is gone away."""
+    for gauge in (MEMBERS, CONDITIONS, PROBLEMS):
+        _remove(gauge, (namespace, pool))
+
+
+def _remove(gauge: Gauge, pool: tuple[str, str], keep: Collection[str] = ()) -> None:
+    for family in gauge.collect():
+        for sample in family.samples:
+            labels = tuple(sample.labels.values())
+            if labels[:2] == pool and labels[2] not in keep:
+                gauge.remove(*labels)
 
 
 class HealthSite:

@@ -96,7 +96,8 @@ class ReconcileLoop:
 
     async def _reconcile(self, key: Key) -> None:
         try:
-            result = await self._one(key)
+            with metrics.RECONCILE_SECONDS.time():
+                result = await self._one(key)
         except ApiError as error:
             result = "retry" if error.retry else "refused"
             log.warning("pool %s/%s: %s", *key, error)
@@ -110,6 +111,7 @@ class ReconcileLoop:
     async def _one(self, key: Key) -> str:
         pool = self.state.pools.get(key)
         if pool is None:
+            metrics.forget_pool(*key)
             return "gone"
         address, store = None, None
         with contextlib.suppress(SpecError):
@@ -122,9 +124,7 @@ class ReconcileLoop:
             return "gone"
         gathered = dataclasses.replace(gathered, store=store)
         status = next_status(gathered)
-        counts = status.members.model_dump() if status.members else {}
-        for verdict, count in counts.items():
-            metrics.MEMBERS.labels(*key, verdict).set(count)
+        metrics.show_pool(*key, status)
         written = await apply_status(self.gatherer.api, pool, status)
         settling = store is not None and not store.complete and self.stores is not None and self.stores.settling(pool)
         if settling or (gathered.reach.reached is False and (store is None or store.complete)):

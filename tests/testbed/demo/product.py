@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Mapping
 
 from testbed import places
 from testbed.demo.place import Place
@@ -17,8 +18,12 @@ class InstallError(Exception):
     """helm refused; the text has its answer."""
 
 
-def install(place: Place) -> None:
+def install(place: Place, more: Mapping[str, str] | None = None) -> None:
     """Install the chart into a restricted namespace and wait for all its Deployments.
+
+    Args:
+        place: the cluster, and the images for it.
+        more: further values of the chart, by their dotted path.
 
     Raises:
         InstallError: with helm's answer.
@@ -27,7 +32,7 @@ def install(place: Place) -> None:
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     metadata = {"name": NAMESPACE, "labels": levels}
     place.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    _helm(place.kubectl, "upgrade", "--install", RELEASE, str(CHART), *_values(place))
+    _helm(place.kubectl, "upgrade", "--install", RELEASE, str(CHART), *_values(place, more or {}))
     kubectl = place.kubectl.within(NAMESPACE)
     names = [thing["metadata"]["name"] for thing in kubectl.list("deployments")]
     if not names:
@@ -41,7 +46,7 @@ def uninstall(kubectl: Kubectl) -> None:
     _helm(kubectl, "uninstall", RELEASE, "--ignore-not-found")
 
 
-def _values(place: Place) -> list[str]:
+def _values(place: Place, more: Mapping[str, str]) -> list[str]:
     operator, _, operator_tag = place.operator_image.rpartition(":")
     connector, _, connector_tag = place.connector_image.rpartition(":")
     values = {
@@ -52,7 +57,8 @@ def _values(place: Place) -> list[str]:
         "connector.image.tag": connector_tag,
         "connector.image.pullPolicy": place.pull_policy,
     }
-    return [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
+    texts = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
+    return [*texts, *(word for name, value in more.items() for word in ("--set", f"{name}={value}"))]
 
 
 def _helm(kubectl: Kubectl, *words: str) -> None:

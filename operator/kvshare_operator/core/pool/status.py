@@ -170,7 +170,7 @@ def _reachable(resolution: Resolution, reach: Reach) -> Finding:
     if resolution.master_address is None or reach.reached is None:
         return Finding(names.STORE_REACHABLE, "Unknown", "NotTried", "the store's master was not tried yet")
     if reach.reached:
-        message = f"{resolution.master_address} accepts connections from the operator"
+        message = f"{resolution.master_address} answers the operator"
         return Finding(names.STORE_REACHABLE, "True", "Reachable", message)
     refused = refusal("StoreUnreachable", address=resolution.master_address, problem=reach.problem)
     return from_refusal(names.STORE_REACHABLE, refused)
