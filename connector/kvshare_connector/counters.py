@@ -7,6 +7,7 @@ is counted under ``name:value:value``, the values in the order of the table.
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 #: Counter name -> (labels, help). The metric is ``kvshare_<name>_total``.
@@ -73,10 +74,11 @@ class Counters:
 
     Args:
         source: name of the process among those of the engine, which keeps their gauges apart.
+        heard: is told every addition.
     """
 
-    def __init__(self, source: str = "scheduler") -> None:
-        self._source = source
+    def __init__(self, source: str = "scheduler", *, heard: Callable[[str, float], None] = lambda *_: None) -> None:
+        self._source, self._heard = source, heard
         self._lock = threading.Lock()
         self._values: Counter[str] = Counter()
         self._gauges: dict[str, float] = {}
@@ -87,6 +89,7 @@ class Counters:
         """Add to a counter of ``COUNTERS``, with its labels' values behind the name."""
         with self._lock:
             self._values[name] += value  # type: ignore[assignment]
+        self._heard(name, value)
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge of ``GAUGES``."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvshare_connector import compat
 from kvshare_connector.counters import Counters
+from kvshare_connector.lines import Summary
 from kvshare_connector.scheduler.announcements import Announcements, StoredBlock
 from kvshare_connector.scheduler.apart import kept_apart
 from kvshare_connector.scheduler.loads import Loads
@@ -86,7 +87,8 @@ class SchedulerSide:
         self._last_news = self._last_step = 0.0
         self._unread: set[bytes] = set()
         self._probe: Probe | None = None
-        self.counters = Counters()
+        self._summary = Summary("scheduler")
+        self.counters = Counters(heard=self._summary.counted)
 
     # Start-up.
 
@@ -445,6 +447,7 @@ class SchedulerSide:
 
     def statistics(self) -> dict[str, Any]:
         """What was counted since the last call, and the labels of the member metric once after every decision."""
+        self._summary.tick()
         self.counters.set("pinned_blocks", self._pins.blocks)
         member = self._membership.take_labels()
         return {**self.counters.take(), "member": dict(member) if member else None}

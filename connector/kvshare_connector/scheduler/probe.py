@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvshare_connector.lines import Rarely
 from kvshare_connector.scheduler.hits import search
 from kvshare_connector.scheduler.lookup import Question
 from kvshare_connector.store import codes
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0
+#: What is said while there is no store; the client of a rank has its own line.
+AWAY = "lookups cannot reach the store yet, prompts are computed without it and it is tried again every 5 s: %s"
+RAISED = "opening the store for lookups raised, it is tried again: please report it"
 #: Seconds after which a call counts as hanging, and nobody need wait behind it.
 HANGS_SECONDS = 1.0
 
@@ -64,6 +68,8 @@ class Probe:
         self._closing = threading.Event()
         self._store: ObjectStore | None = None
         self._call_started: float | None = None
+        self._hangs = False
+        self._rarely = Rarely(logger)
         self._thread = threading.Thread(target=self._run, name="kvshare-probe", daemon=True)
         self._thread.start()
 
@@ -80,7 +86,6 @@ class Probe:
                     answers = store.exists_many(keys)
                     if answers and min(answers) < 0:
                         failures[codes.explain(min(answers)).name] += 1
-                        logger.warning("a lookup of %d keys failed with code %d, a miss", len(keys), min(answers))
                     keys = steps.send(answers)
             except StopIteration as end:
                 found = end.value
@@ -108,7 +113,16 @@ class Probe:
     def answers_soon(self) -> bool:
         """Whether a question has a chance to be answered: there is a client, and no call hangs in it."""
         started = self._call_started
-        return self._store is not None and (started is None or time.monotonic() - started < HANGS_SECONDS)
+        hangs = started is not None and time.monotonic() - started >= HANGS_SECONDS
+        if hangs and not self._hangs:
+            logger.warning(
+                "the store has not answered for %g s: prompts are looked up again when it does; look at its master and "
+                "at the network to it", HANGS_SECONDS,
+            )  # fmt: skip
+        elif self._hangs and not hangs:
+            logger.info("the store answers again")
+        self._hangs = hangs
+        return self._store is not None and not hangs
 
     @property
     def closing(self) -> bool:
@@ -136,7 +150,7 @@ class Probe:
             try:
                 task(self._store)
             except Exception:
-                logger.exception("a background call to the store failed")
+                self._rarely.exception("a background call to the store raised, nothing was found: please report it")
             finally:
                 self._call_started = None
         if self._store is not None:
@@ -146,7 +160,10 @@ class Probe:
         try:
             self._store = self._open_store()
         except StoreError as error:
-            logger.warning("the store cannot be reached yet, prompts are computed without it: %s", error)
+            self._rarely.warning(AWAY, error)
         except Exception:
-            logger.exception("opening the store failed")
+            self._rarely.exception(RAISED)
+        else:
+            if self._rarely.over(AWAY, RAISED):
+                logger.info("the store is connected now, lookups begin")
         return self._store is not None

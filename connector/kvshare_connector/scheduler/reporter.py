@@ -39,23 +39,32 @@ class Reporter:
         threading.Thread(target=self._deliver, args=(report, number), name="kvshare-report", daemon=True).start()
 
     def _deliver(self, report: MemberReport, number: int) -> None:
+        last = ""
         for pause in ATTEMPTS:
             time.sleep(pause)
             if number != self._number:
                 return
             try:
                 self._send(to_json(report))
-                logger.info("reported to the operator: %s, %s", report.verdict, report.reason)
+                logger.info("the operator has stored the report: %s, %s", report.verdict, report.reason)
                 return
             except urllib.error.HTTPError as error:
                 text = error.read(500).decode(errors="replace").strip()
                 if error.code in (400, 413, 422):
-                    logger.warning("the operator refused the report (%s): %s", error.code, text)
+                    logger.warning(
+                        "the operator refused the report, the pod stays unreported; sharing is not affected (%s): %s",
+                        error.code, text,
+                    )  # fmt: skip
                     return
-                logger.info("the report was not accepted yet (%s): %s", error.code, text)
+                last = f"{error.code} {text}"
             except Exception as error:  # a report is never worth more than a log line
-                logger.info("the report was not delivered yet: %s", error)
-        logger.warning("the report was not delivered to %s; sharing is not affected", self._config.report_url)
+                last = str(error) or type(error).__name__
+            if pause == ATTEMPTS[0]:
+                logger.info("the report was not delivered at once and is tried again: %s", last)
+        logger.warning(
+            "the report was not delivered to %s, the pod stays unreported; sharing is not affected. Look at the "
+            "network policy and the webhook's log; the last answer was: %s", self._config.report_url, last,
+        )  # fmt: skip
 
     def _send(self, body: bytes) -> None:
         url = self._config.report_url

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvshare_connector.lines import Rarely
 from kvshare_connector.store import codes
 from kvshare_connector.store.batches import MOST_NAMES, InFlight, cut, rounds_without_repeats
 from kvshare_connector.store.codes import Reaction
@@ -96,6 +97,7 @@ class MooncakeStore:
         self._registering = threading.Lock()
         self._registered: dict[int, int] = {}
         self._suspicion = Suspicion()
+        self._rarely = Rarely(log)
         self._reopening = False
 
     @classmethod
@@ -260,7 +262,9 @@ class MooncakeStore:
         try:
             answers = [int(code) for code in call(client.raw)]
         except Exception:
-            log.exception("A call into Mooncake raised an exception; its objects count as lost")
+            self._rarely.exception(
+                "A call into Mooncake raised an exception, its objects count as lost: please report it"
+            )
             return [codes.CALL_RAISED] * count
         finally:
             with self._changed:
@@ -286,7 +290,10 @@ class MooncakeStore:
             known = self.exists_many(doubtful)
             if min(known) < 0 or not (writes or 1 in known):
                 return
-            log.warning("This Mooncake client cannot reach a node that the master calls healthy; opening a new client")
+            log.warning(
+                "This Mooncake client cannot reach a node that the master calls healthy; opening a new client. If this "
+                "repeats, look at the network between this pod and the store's nodes"
+            )
             fresh = _Client(_set_up(self._library, self.settings))
             with self._registering:
                 refused = [
@@ -301,12 +308,15 @@ class MooncakeStore:
                         spare, self._client = self._client, fresh
                         self.reopened += 1
             if refused:
-                log.error("Registering memory with a new Mooncake client: codes %s; keeping the old one", refused)
+                log.error(
+                    "Registering memory with a new Mooncake client: codes %s; keeping the old one. With rdma, raise "
+                    "the limit of locked memory (ulimit -l, capability IPC_LOCK)", refused,
+                )  # fmt: skip
             self._retire(spare)
         except StoreUnavailable as error:
-            log.warning("Opening a new Mooncake client failed, keeping the old one: %s", error)
+            self._rarely.warning("Opening a new Mooncake client failed, keeping the old one: %s", error)
         except Exception:
-            log.exception("Opening a new Mooncake client failed, keeping the old one")
+            self._rarely.exception("Opening a new Mooncake client raised, keeping the old one: please report it")
         finally:
             with self._changed:
                 self._reopening = False
@@ -315,10 +325,17 @@ class MooncakeStore:
         with self._changed:
             idle = self._changed.wait_for(lambda: client.inside == 0, _CLOSE_WAIT_SECONDS)
         if not idle:
-            log.error("A call into Mooncake does not end; its client is left open")
+            log.error(
+                "A call into Mooncake has not ended for %g s; its client is left open until the pod restarts",
+                _CLOSE_WAIT_SECONDS,
+            )
             return
         if (code := client.raw.close()) != codes.OK:
-            log.warning("Closing a Mooncake client: code %s", code)
+            log.warning(
+                "Closing a Mooncake client: code %s (%s); its memory is free when the process ends",
+                code,
+                codes.explain(code).name,
+            )
 
 
 def _lists(

@@ -8,12 +8,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from kvshare_connector.lines import Rarely
 from kvshare_connector.store.protocol import ObjectStore, StoreError, StoreSetupError
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to open the store.
 REOPEN_SECONDS = 5.0
+#: What is said while there is no store.
+AWAY = "blocks cannot be loaded or saved yet, the store is tried again every 5 s: %s"
+RAISED = "opening the store for blocks raised, it is tried again: please report it"
 #: Seconds that closing waits for calls that hang.
 CLOSE_SECONDS = 2.0
 
@@ -59,6 +63,7 @@ class StoreClient:
             closer.join(timeout=CLOSE_SECONDS)
 
     def _run(self) -> None:
+        rarely = Rarely(logger)
         while not self._closing.is_set():
             opened: ObjectStore | None = None
             try:
@@ -69,6 +74,8 @@ class StoreClient:
                     opened.close()
                 else:
                     self._store = opened
+                    if rarely.over(AWAY, RAISED):
+                        logger.info("the store is connected now, blocks are loaded and saved")
                 return
             except StoreSetupError as error:
                 logger.error("%s", error)
@@ -77,9 +84,9 @@ class StoreClient:
                     opened.close()
                 return
             except StoreError as error:
-                logger.warning("the store cannot be reached yet, prompts are computed without it: %s", error)
+                rarely.warning(AWAY, error)
             except Exception:
-                logger.exception("opening the store failed")
+                rarely.exception(RAISED)
             finally:
                 self._first_attempt.set()
             self._closing.wait(REOPEN_SECONDS)

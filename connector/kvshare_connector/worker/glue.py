@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvshare_connector.counters import Counters
+from kvshare_connector.lines import Summary
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.wire import Report, Step
 from kvshare_connector.worker import facts as rank_facts
@@ -64,7 +65,8 @@ class WorkerSide:
         )
         self._rank, self._tp_rank, self._pp_rank, self._problem = rank, tp_rank, pp_rank, problem
         self._completions = Completions(tell_landed=tell_landed)
-        self.counters = Counters(f"rank {rank}")
+        self._summary = Summary(f"rank {rank}")
+        self.counters = Counters(f"rank {rank}", heard=self._summary.counted)
         self._counted_at = 0.0
         self._facts: RankFacts | None = None
         self._views: tuple[rank_facts.LayerView, ...] = ()
@@ -83,7 +85,9 @@ class WorkerSide:
                 rank=self._rank, tp_rank=self._tp_rank, pp_rank=self._pp_rank, problem=self._problem,
             )  # fmt: skip
         except Exception as error:
-            logger.exception("the caches of rank %d cannot be understood, nothing is cached", self._rank)
+            logger.exception(
+                "the caches of rank %d cannot be understood, nothing is cached: please report it", self._rank
+            )
             problem = f"CacheShapeUnknown: {type(error).__name__}: {error}"
             self._facts = RankFacts(self._rank, self._tp_rank, self._pp_rank, (), (problem,))
         if self._facts.problems or not self._views:
@@ -121,7 +125,9 @@ class WorkerSide:
             try:
                 self._set_up(step.decision)
             except Exception:
-                logger.exception("rank %d cannot transfer blocks: its loads fail and are computed", self._rank)
+                logger.exception(
+                    "rank %d cannot transfer blocks, its loads fail and are computed: please report it", self._rank
+                )
         if step.epoch != self._epoch:
             self._epoch = step.epoch
             if self._transfers is not None:
@@ -195,6 +201,7 @@ class WorkerSide:
                 if waits:
                     self.counters.add(f"arena_waits:{direction}", waits)
                     self.counters.add(f"arena_wait_seconds:{direction}", seconds)
+        self._summary.tick()
         now = time.monotonic()
         if not self.counters.urgent and now - self._counted_at < COUNT_SECONDS:
             return None

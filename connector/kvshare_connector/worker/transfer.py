@@ -19,6 +19,7 @@ import torch
 
 from kvshare_connector import counters
 from kvshare_connector.kernels.choice import Kernels, kernels_for
+from kvshare_connector.lines import Rarely
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store import codes
@@ -105,6 +106,7 @@ class Transfers:
         self._numbers = {planned.held.id: number for number, planned in enumerate(plan.objects)}
         self._made: Kernels | None = None
         self._making = threading.Lock()
+        self._rarely = Rarely(logger)
         self._open, self._open_lock = 0, threading.Lock()
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[_Sending | Callable[[], None] | None] = queue.SimpleQueue()
@@ -189,7 +191,7 @@ class Transfers:
                 self._pack(job, [item for item in items if not item.planned.pieces], event)
                 self._send_direct(job, direct, event)
             except Exception:
-                logger.exception("a save was given up")
+                self._rarely.exception("a save was given up, its blocks will be a miss: please report it")
                 self._completions.save_failed(job.block_hashes)
                 direct = []
             finally:
@@ -265,7 +267,7 @@ class Transfers:
             try:
                 self._put(work)
             except Exception:
-                logger.exception("a save was given up")
+                self._rarely.exception("a save was given up, its blocks will be a miss: please report it")
                 self._count_given_up("put", len(work.items), counters.RAISED)
                 self._completions.save_failed({item.block_hash for item in work.items})
             finally:
@@ -311,9 +313,8 @@ class Transfers:
                     good, unread = self._load(plan)
                 else:
                     self._count_given_up("get", len(plan.block_ids) * len(self._plan.objects), counters.OVERDUE)
-                    logger.warning("a load waited too long behind others and is computed: the store is slow or hangs")
             except Exception:
-                logger.exception("a load was given up")
+                self._rarely.exception("a load was given up, its blocks are computed: please report it")
                 self._count_given_up("get", len(plan.block_ids) * len(self._plan.objects), counters.RAISED)
             finally:
                 bad = plan.block_ids[good:]
