@@ -30,6 +30,13 @@ INJECTED_ARGS: dict[str, dict[str, Any]] = {
     "tini with options": {"command": ["/usr/bin/tini", "-g", "-p", "SIGTERM", "--", "vllm", "serve", "org/m"]},
     "dumb-init": {"command": ["dumb-init", "vllm", "serve", "org/m"]},
     "env with assignments": {"command": ["env", "A=b", "-u", "X", "vllm", "serve", "org/m"]},
+    "catatonit": {"command": ["catatonit", "--", "vllm", "serve", "org/m"]},
+    "two prefixes": {"command": ["tini", "--", "nice", "-n", "5", "vllm", "serve", "org/m"]},
+    "numactl": {"command": ["numactl", "--cpunodebind=0", "-m", "0", "vllm", "serve", "org/m"]},
+    "taskset with a mask": {"command": ["taskset", "-c", "0-7", "vllm", "serve", "org/m"]},
+    "another user": {"command": ["gosu", "vllm", "vllm", "serve", "org/m"]},
+    "a time limit": {"command": ["timeout", "-k", "5", "1h", "vllm", "serve", "org/m"]},
+    "tracing": {"command": ["opentelemetry-instrument", "vllm", "serve", "org/m"]},
     "python -m api_server": {
         "command": ["python3", "-u", "-m", "vllm.entrypoints.openai.api_server"],
         "args": ["--model", "org/m", "-tp", "2"],
@@ -57,7 +64,7 @@ INJECTED_ARGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", INJECTED_ARGS.values(), ids=INJECTED_ARGS.keys())
 def test_form_is_injected_through_args(fields: dict[str, Any]) -> None:
-    """Launcher prefixes and known images do not hide vLLM."""
+    """B13, B15: launcher prefixes and known images do not hide vLLM."""
     container = engine_of(injected(pod_p0(**fields)))
     assert flags_of(container)
     assert names.ARGS_VARIABLE not in variables(container)
@@ -71,6 +78,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a shell behind tini": (
         {"command": ["tini", "--", "bash", "-c", "vllm serve org/m"], "args": None},
         "ShellWrapper",
+    ),
+    "a shell behind dumb-init": (
+        {"command": ["dumb-init", "sh", "-c", "vllm serve org/m"], "args": None},
+        "ShellWrapper",
+    ),
+    "a shell behind another user": ({"command": ["gosu", "1000", "bash", "-c", "vllm serve org/m"]}, "ShellWrapper"),
+    "a shell behind env": ({"command": ["env", "A=b", "bash", "-lc", "vllm serve org/m"]}, "ShellWrapper"),
+    "an unknown prefix": ({"command": ["mystery-run", "vllm", "serve", "org/m"]}, "UnknownLauncher"),
+    "a prefix without a program": ({"command": ["tini", "--"], "args": None}, "UnknownLauncher"),
+    "a prefix that nobody can see": (
+        {"command": ["$(START)", "vllm", "serve", "org/m"], "envFrom": [{"configMapRef": {"name": "c"}}]},
+        "UnknownLauncher",
     ),
     "a script file": ({"command": ["bash", "/scripts/run.sh"]}, "ShellWrapper"),
     "an unknown image without a command": (
@@ -93,7 +112,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("fields", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_form_is_refused_with_reason_and_remedy(fields: dict[str, Any], reason: str) -> None:
-    """What we cannot see into is refused, with a cause and a way out."""
+    """B11, B13, B15: what we cannot see into is refused, with a cause and a way out."""
     answer = refused(pod_p0(**fields))
     assert answer.code == reason
     assert answer.message
@@ -101,13 +120,13 @@ def test_form_is_refused_with_reason_and_remedy(fields: dict[str, Any], reason: 
 
 
 def test_image_is_injected_once_its_entrypoint_is_declared() -> None:
-    """The annotation stands for what the webhook cannot see."""
+    """B15: the annotation stands for what the webhook cannot see."""
     pod = pod_p0(command=None, image="corp/llm:1", args=["--model", "org/m", "-tp", "2"])
     assert flags_of(engine_of(injected(annotated(pod, entrypoint="forwards-args"))))
 
 
 def test_declared_image_without_tp_is_unknown_and_not_one() -> None:
-    """The ENTRYPOINT may set a TP size of its own."""
+    """B15: the ENTRYPOINT may set a TP size of its own."""
     pod = annotated(pod_p0(command=None, image="corp/llm:1", args=["--model", "org/m"]), entrypoint="forwards-args")
     assert refused(pod).code == "TPUnknown"
 
@@ -127,7 +146,7 @@ REACHES = {
 
 @pytest.mark.parametrize("script", REACHES.values(), ids=REACHES.keys())
 def test_script_that_expands_our_variable_is_injected_by_environment(script: str) -> None:
-    """The script's author says where the flags go; args stay as they are."""
+    """B11, B12x: the script's author says where the flags go; args stay as they are."""
     pod = script_pod(script)
     container = engine_of(injected(pod))
     assert container["args"] == pod["spec"]["containers"][0]["args"]
@@ -167,12 +186,12 @@ DOES_NOT_REACH = {
 
 @pytest.mark.parametrize("script", DOES_NOT_REACH.values(), ids=DOES_NOT_REACH.keys())
 def test_script_that_never_expands_it_for_vllm_is_refused(script: str) -> None:
-    """Text that looks like our variable is not an expansion of it."""
+    """B11, B12x: text that looks like our variable is not an expansion of it."""
     assert refused(script_pod(script)).code == "ShellWrapper"
 
 
 def test_kserve_eval_gets_the_flags_behind_the_script() -> None:
-    """`eval "... $@"` passes further words on; the first one would be `$0`, so a filler stands before."""
+    """B26: `eval "... $@"` passes further words on; the first one would be `$0`, so a filler stands before."""
     script = 'eval "vllm serve /mnt/models ${VLLM_ADDITIONAL_ARGS} $@"'
     env = [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--tensor-parallel-size 2"}]
     pool = pool_p1(model={"name": "org/m", "paths": ["/mnt/models"]})
@@ -224,14 +243,14 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_tp_that_cannot_be_read_is_unknown_until_it_is_declared(fields: dict[str, Any]) -> None:
-    """Never taken for 1; the annotation settles it."""
+    """B23: never taken for 1; the annotation settles it."""
     assert refused(pod_p0(**fields)).code == "TPUnknown"
     if fields["args"] not in (["-tp"], ["-tp", "two"]):
         assert injected(annotated(pod_p0(**fields), tensor_parallel_size="2")).record.local_tp == 2
 
 
 def test_options_that_a_config_file_may_hold_are_not_taken_for_defaults() -> None:
-    """PP and KV dtype are compared only where they can be seen; a warning says so."""
+    """B23: pP and KV dtype are compared only where they can be seen; a warning says so."""
     pool = pool_p1(pipelineParallelSizes=[2], cache={"dtype": "fp8"})
     outcome = injected(pod_p0(args=["--config", "/cfg/vllm.yaml", "-tp", "2"]), pool)
     assert any("--config" in warning for warning in outcome.warnings)
@@ -286,7 +305,7 @@ MISMATCHES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("args", "spec", "reason"), MISMATCHES.values(), ids=MISMATCHES.keys())
 def test_setting_that_differs_from_the_pool_is_refused(args: list[str], spec: dict[str, Any], reason: str) -> None:
-    """Each difference has its own reason."""
+    """B18, B24: each difference has its own reason."""
     assert refused(pod_p0(args=args), pool_p1(**spec)).code == reason
 
 
@@ -306,7 +325,7 @@ def test_equal_settings_are_kept_and_not_added_again() -> None:
 
 
 def test_group_worker_gets_code_and_a_record_but_no_flags() -> None:
-    """The leader carries the configuration; the engine's code runs on workers as well."""
+    """B28: the leader carries the configuration; the engine's code runs on workers as well."""
     script = "ray start --address=leader:6379 --block"
     for pod in (script_pod(script), script_pod("vllm serve org/m")):
         if "ray" not in pod["spec"]["containers"][0]["args"][0]:

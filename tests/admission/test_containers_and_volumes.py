@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pods import PAYLOAD, RESTRICTED, SETTINGS, Json, engine_of, injected, pod_p0, pool_p1, refused
+from kvshare_operator.core.quantity import bytes_of
+from pods import PAYLOAD, RESTRICTED, SETTINGS, Json, annotated, engine_of, injected, pod_p0, pool_p1, refused
 
 PAYLOAD_MOUNT = {"name": "kvshare-payload", "mountPath": "/opt/kvshare", "readOnly": True}
 
@@ -19,7 +20,7 @@ def init_container(pod: Json) -> Json:
 
 
 def test_init_containers_of_the_user_stay_and_ours_is_last() -> None:
-    """Nothing of theirs changes."""
+    """B41: nothing of theirs changes."""
     theirs = {"name": "download", "image": "x", "command": ["download"]}
     pod = pod_p0()
     pod["spec"]["initContainers"] = [theirs]
@@ -29,27 +30,44 @@ def test_init_containers_of_the_user_stay_and_ours_is_last() -> None:
 
 
 def test_init_container_fits_into_the_pods_own_request() -> None:
-    """Requests equal limits (a Guaranteed pod stays one), far below the engine's, and no user id is fixed."""
+    """B42: requests equal limits (a Guaranteed pod stays one), far below the engine's, and no user id is fixed."""
     ours = init_container(injected(pod_p0()).pod)
     assert ours["image"] == PAYLOAD
     assert ours["resources"]["requests"] == ours["resources"]["limits"] == {"cpu": "100m", "memory": "64Mi"}
     assert "runAsUser" not in ours["securityContext"]
 
 
-def test_restricted_pod_stays_restricted() -> None:
-    """Every check of the restricted standard, on what was added."""
+@pytest.mark.parametrize("source", ["InitContainer", "ImageVolume", "Image"])
+def test_restricted_pod_stays_restricted(source: str) -> None:
+    """B43: every check of the restricted standard, on what was added."""
     pod = pod_p0(securityContext=dict(RESTRICTED))
     pod["spec"]["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    after = injected(pod).pod["spec"]
+    after = injected(pod, pool_p1(connector={"source": source})).pod["spec"]
     allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret"}
     assert all(set(volume) - {"name"} <= allowed for volume in after["volumes"])
-    for container in (*after["initContainers"], *after["containers"]):
+    for container in (*after.get("initContainers", ()), *after["containers"]):
         security = container["securityContext"]
         assert security["allowPrivilegeEscalation"] is False
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert not security.get("privileged")
         assert "hostPort" not in str(container.get("ports"))
-    assert after["initContainers"][0]["securityContext"]["runAsNonRoot"] is True
+        assert "runAsUser" not in security
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & after.keys()
+    if source == "InitContainer":
+        assert after["initContainers"][0]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_effective_request_does_not_grow_and_every_container_has_limits() -> None:
+    """B42: with a quota on requests and limits, ours costs nothing: init containers run before the engine."""
+    pod = pod_p0()
+    pod["spec"]["containers"].append({"name": "proxy", "resources": pod["spec"]["containers"][0]["resources"]})
+    after = injected(annotated(pod, container="vllm")).pod["spec"]
+    ours = after["initContainers"][0]["resources"]
+    for kind in ("requests", "limits"):
+        assert {"cpu", "memory"} <= ours[kind].keys()
+        total = sum(bytes_of(one["resources"][kind]["memory"]) for one in after["containers"])
+        assert bytes_of(ours[kind]["memory"]) < total
+    assert [one["resources"] for one in after["containers"]] == [one["resources"] for one in pod["spec"]["containers"]]
 
 
 def test_pod_that_runs_as_root_is_not_broken_by_our_container() -> None:
@@ -91,7 +109,7 @@ TAKEN: dict[str, Json] = {
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
 def test_taken_name_or_path_is_refused(taken: Json) -> None:
-    """Nothing is merged, nothing is replaced."""
+    """B40: nothing is merged, nothing is replaced."""
     pod = pod_p0(volumeMounts=taken.get("mounts"))
     for field in ("volumes", "initContainers"):
         if field in taken:
@@ -105,7 +123,7 @@ def test_writable_parent_mount_is_no_conflict() -> None:
 
 
 def test_pull_secrets_are_joined_without_repeats() -> None:
-    """Those of the pool and of the installation, behind the pod's own."""
+    """B46: those of the pool and of the installation, behind the pod's own."""
     pod = pod_p0()
     pod["spec"]["imagePullSecrets"] = [{"name": "a"}, {"name": "b"}]
     settings = dataclasses.replace(SETTINGS, image_pull_secrets=("a", "d"))
@@ -117,7 +135,7 @@ def test_pull_secrets_are_joined_without_repeats() -> None:
 
 
 def test_image_volume_is_mounted_on_clusters_that_have_it() -> None:
-    """No init container; the packages' folder of the image."""
+    """B48: no init container; the packages' folder of the image."""
     spec = injected(pod_p0(), pool_p1(connector={"source": "ImageVolume"})).pod["spec"]
     assert "initContainers" not in spec
     assert spec["volumes"][0] == {"name": "kvshare-payload", "image": {"reference": PAYLOAD}}
@@ -126,7 +144,7 @@ def test_image_volume_is_mounted_on_clusters_that_have_it() -> None:
 
 @pytest.mark.parametrize("version", [(1, 30), (1, 34), None])
 def test_image_volume_is_refused_on_older_or_unknown_clusters(version: tuple[int, int] | None) -> None:
-    """The API server would reject the pod, or drop the field."""
+    """B48: the API server would reject the pod, or drop the field."""
     settings = dataclasses.replace(SETTINGS, server_version=version)
     assert refused(pod_p0(), pool_p1(connector={"source": "ImageVolume"}), settings).code == "ImageVolumeUnsupported"
 
@@ -144,7 +162,7 @@ def test_rdma_adds_devices_and_ipc_lock_only_when_asked() -> None:
 
 
 def test_longest_pool_name_is_a_valid_label() -> None:
-    """63 characters, as the schema allows."""
+    """B09: 63 characters, as the schema allows."""
     pool = pool_p1()
     pool["metadata"]["name"] = "p" * 63
     pod = pod_p0()

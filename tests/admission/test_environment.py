@@ -8,12 +8,12 @@ REFERENCE = {"configMapKeyRef": {"name": "c", "key": "k"}}
 
 
 def test_image_delivery_sets_no_python_path() -> None:
-    """The image has the code; nothing is to be found elsewhere."""
+    """B29: the image has the code; nothing is to be found elsewhere."""
     assert variables(engine_of(injected(pod_p0(), pool_p1(connector={"source": "Image"})))) == {}
 
 
 def test_python_path_of_the_image_is_said_to_be_hidden_until_it_is_named() -> None:
-    """The webhook cannot see the image; the annotation joins its value."""
+    """B29: the webhook cannot see the image; the annotation joins its value."""
     outcome = injected(pod_p0())
     assert variables(engine_of(outcome))["PYTHONPATH"] == "/opt/kvshare"
     assert any("PYTHONPATH" in warning for warning in outcome.warnings)
@@ -23,7 +23,7 @@ def test_python_path_of_the_image_is_said_to_be_hidden_until_it_is_named() -> No
 
 
 def test_python_path_of_the_pod_is_joined_in_its_place() -> None:
-    """The user's value stays, behind ours; a second pass changes nothing."""
+    """B29, B34: the user's value stays, behind ours; a second pass changes nothing."""
     pod = pod_p0(env=[{"name": "PYTHONPATH", "value": "/app"}, {"name": "B", "value": "$(PYTHONPATH)"}])
     container = engine_of(injected(pod))
     assert [entry["name"] for entry in container["env"]] == ["PYTHONPATH", "B"]
@@ -36,19 +36,19 @@ def test_python_path_by_reference_is_refused() -> None:
 
 
 def test_seed_in_one_member_is_injected_with_a_warning() -> None:
-    """It splits a pool unless all have it; the fingerprint shows that later."""
+    """B31, B32: it splits a pool unless all have it; the fingerprint shows that later."""
     for entry in ({"value": "7"}, {"valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}):
         outcome = injected(pod_p0(env=[{"name": "PYTHONHASHSEED", **entry}]))
         assert any("PYTHONHASHSEED" in warning for warning in outcome.warnings)
 
 
 def test_random_seed_is_refused() -> None:
-    """No two processes would agree on one hash."""
+    """B32: no two processes would agree on one hash."""
     assert refused(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": "random"}])).code == "SeedConflict"
 
 
 def test_user_entries_keep_their_order_and_ours_come_last() -> None:
-    """Kubernetes resolves `$(X)` from earlier entries only."""
+    """B34, B37: kubernetes resolves `$(X)` from earlier entries only."""
     env = [{"name": "LWS_LEADER_ADDRESS", "value": "a"}, {"name": "B", "value": "$(LWS_LEADER_ADDRESS):1"}]
     container = engine_of(injected(pod_p0(env=env)))
     assert container["env"][:2] == env
@@ -65,3 +65,42 @@ def test_layer_partition_is_warned_about() -> None:
     """No other pod can know it."""
     outcome = injected(pod_p0(env=[{"name": "VLLM_PP_LAYER_PARTITION", "value": "3,5"}]))
     assert any("VLLM_PP_LAYER_PARTITION" in warning for warning in outcome.warnings)
+
+
+def test_every_delivery_but_the_image_sets_or_joins_python_path() -> None:
+    """B29: init container and image volume alike; with the annotation, or the pod's own value, nothing is hidden."""
+    for source in ("InitContainer", "ImageVolume"):
+        pool = pool_p1(connector={"source": source})
+        bare = injected(pod_p0(), pool)
+        assert variables(engine_of(bare))["PYTHONPATH"] == "/opt/kvshare"
+        assert any("image-pythonpath" in warning for warning in bare.warnings)
+        assert not injected(annotated(pod_p0(), image_pythonpath="/app"), pool).warnings
+        own = injected(pod_p0(env=[{"name": "PYTHONPATH", "value": "/app"}]), pool)
+        assert variables(engine_of(own))["PYTHONPATH"] == "/opt/kvshare:/app"
+        assert not own.warnings
+
+
+def test_values_with_references_stand_behind_what_they_refer_to() -> None:
+    """B34: a value of ours that holds the user's `$(X)` stays in the user's place, so X is known there."""
+    env = [{"name": "APP", "value": "/app"}, {"name": "PYTHONPATH", "value": "$(APP)/lib"}, {"name": "Z", "value": "z"}]
+    entries = engine_of(injected(pod_p0(env=env)))["env"]
+    assert [entry["name"] for entry in entries] == ["APP", "PYTHONPATH", "Z"]
+    assert entries[1]["value"] == "/opt/kvshare:$(APP)/lib"
+    script = script_pod("vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS", env=env)
+    assert "$(" not in variables(engine_of(injected(script)))["KVSHARE_VLLM_ARGS"]
+
+
+def test_no_variable_is_set_twice() -> None:
+    """B37: also on the second pass, and beside what LeaderWorkerSet has put in front."""
+    env = [{"name": "LWS_LEADER_ADDRESS", "value": "a"}, {"name": "RAY", "value": "$(LWS_LEADER_ADDRESS):6379"}]
+    once = injected(script_pod("vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS", env=env))
+    twice = injected(once.pod)
+    names = [entry["name"] for entry in engine_of(twice)["env"]]
+    assert names == ["LWS_LEADER_ADDRESS", "RAY", "PYTHONPATH", "KVSHARE_VLLM_ARGS"]
+
+
+def test_seed_that_everybody_has_or_that_is_empty_says_no_more_than_that() -> None:
+    """B31, B32: an empty value is Python's default; `0` is a seed like any other."""
+    assert not [w for w in injected(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": ""}])).warnings if "SEED" in w]
+    (warning,) = [w for w in injected(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": "0"}])).warnings if "SEED" in w]
+    assert "PYTHONHASHSEED=0" in warning

@@ -85,7 +85,7 @@ def assert_only_adds(before: Any, after: Any, path: str = "") -> None:
 
 @given(pods())
 def test_injection_only_adds_and_is_idempotent(pod: Json) -> None:
-    """On any pod: all or nothing, and never a second time."""
+    """B07, B34, B41: on any pod: all or nothing, and never a second time."""
     original = copy.deepcopy(pod)
     outcome = run(pod)
     assert pod == original

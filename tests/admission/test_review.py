@@ -48,7 +48,7 @@ def test_opted_in_pod_is_patched_and_the_audit_log_says_so() -> None:
 
 
 def test_own_output_is_left_alone_also_beside_a_foreign_sidecar_and_label() -> None:
-    """A second webhook call, or a second configuration, changes nothing."""
+    """B07, B55: a second webhook call, or a second configuration, changes nothing."""
     for pod in (
         pod_p0(),
         script_pod("vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
@@ -73,12 +73,12 @@ NOT_OURS: dict[str, Json] = {
 
 @pytest.mark.parametrize("fields", NOT_OURS.values(), ids=NOT_OURS.keys())
 def test_request_that_is_none_of_our_business_is_allowed_untouched(fields: Json) -> None:
-    """Even if a configuration sends it."""
+    """B04: even if a configuration sends it."""
     assert answer(pod_p0(), pool_p1(), **fields).response == {"allowed": True}
 
 
 def test_mirror_pod_and_pod_without_annotation_are_left_alone() -> None:
-    """A mirror pod's change would set kubelet and API server apart."""
+    """B10: a mirror pod's change would set kubelet and API server apart."""
     mirror = pod_p0()
     mirror["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "abc"
     assert answer(mirror, pool_p1()).response == {"allowed": True}
@@ -130,7 +130,7 @@ def test_trouble_on_our_side_never_denies(pool: Json | None) -> None:
 
 
 def test_fault_of_ours_becomes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug must not cost a pod."""
+    """F2: a bug must not cost a pod."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -159,7 +159,7 @@ def test_odd_objects_never_deny_and_never_raise(pod: Json) -> None:
 
 
 def test_copied_record_is_not_trusted() -> None:
-    """YAML of a running pod, with a record that says it was refused or injected, is evaluated anew."""
+    """F7: YAML of a running pod, with a record that says it was refused or injected, is evaluated anew."""
     for stale in ('{"pool":"p1","reason":"TPNotInPool"}', '{"pool":"p1","storeTP":8,"revision":"x"}'):
         pod = annotated(pod_p0(), injected=stale)
         after = patched(pod, answer(pod, pool_p1()))

@@ -69,7 +69,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_flags_reach_vllm_untorn(script: str, shell: str, programs: pathlib.Path) -> None:
-    """Every intended flag is one argument of vllm, once, and the user's own arguments are still there."""
+    """B11, B12x, F6: every intended flag is one argument of vllm, once; the user's own arguments are still there."""
     env = [{"name": "EXTRA", "value": "--enforce-eager"}, {"name": "TP", "value": "2"}]
     pod = script_pod(script, shell=shell, env=env)
     outcome = injected(pod)
@@ -93,7 +93,7 @@ NEVER = {
 
 @pytest.mark.parametrize("script", NEVER.values(), ids=NEVER.keys())
 def test_refused_scripts_would_indeed_not_have_passed_the_flags(script: str, programs: pathlib.Path) -> None:
-    """The refusal is not mere caution: run with the variable set, vllm gets no usable flag."""
+    """B12x: the refusal is not mere caution: run with the variable set, vllm gets no usable flag."""
     assert not isinstance(run(script_pod(script)), Injected)
     flags = "--kv-transfer-config.kv_connector=A --block-size=16"
     env = [{"name": "KVSHARE_VLLM_ARGS", "value": flags}]
@@ -103,7 +103,7 @@ def test_refused_scripts_would_indeed_not_have_passed_the_flags(script: str, pro
 
 
 def test_kserve_json_in_a_variable_reaches_vllm_beside_our_flags(programs: pathlib.Path) -> None:
-    """eval strips quotes of a JSON value; ours have none."""
+    """B26: eval strips quotes of a JSON value; ours have none."""
     script = 'eval "vllm serve org/m -tp 2 ${VLLM_ADDITIONAL_ARGS} $@"'
     env = [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--hf-overrides '{\"a\": 1}'"}]
     (arguments,) = what_vllm_gets(engine_of(injected(script_pod(script, env=env), pool_p1())), programs)

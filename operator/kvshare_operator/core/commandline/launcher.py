@@ -47,8 +47,17 @@ _PREFIXES: Final[dict[str, str]] = {
     "setsid": "",
     "time": "f o",
     "opentelemetry-instrument": "",
+    "ddtrace-run": "",
+    "gosu": "",
+    "su-exec": "",
+    "taskset": "",
+    "chrt": "T P D",
+    "timeout": "k s",
 }
 """Prefix programs -> one-letter options that take the next word as value; long options use ``=``."""
+
+_OPERANDS: Final = frozenset({"gosu", "su-exec", "taskset", "chrt", "timeout"})
+"""Prefix programs with one word of their own (a user, a mask, a time) in front of the program."""
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "busybox"})
 _ENGINES: Final = {
@@ -107,7 +116,7 @@ def _behind_prefix(name: str, rest: list[str]) -> list[str]:
     while rest:
         word = rest[0]
         if word == "--":
-            return rest[1:]
+            return rest[2:] if name in _OPERANDS else rest[1:]
         if name == "env" and word in ("-i", "-", "--ignore-environment", "-S", "--split-string"):
             return [f"env {word}"]  # takes our environment away, or hides a command line
         if word.startswith("--"):
@@ -118,7 +127,7 @@ def _behind_prefix(name: str, rest: list[str]) -> list[str]:
             rest = rest[1:]
         else:
             break
-    return rest
+    return rest[1:] if name in _OPERANDS else rest
 
 
 def _python(rest: Sequence[str]) -> Program:
