@@ -49,7 +49,7 @@ check: ## Lint, format, types and import contracts
 	@$(PREPARE) fast
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
-	$(VENV)/mypy connector operator tests
+	$(VENV)/mypy connector operator tests bench
 	$(VENV)/lint-imports
 
 generate: ## Write the generated files (CRD, reference pages, figures, dashboard)

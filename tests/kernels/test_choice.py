@@ -26,13 +26,14 @@ def views() -> list[torch.Tensor]:
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caches count as those of an accelerator."""
-    monkeypatch.setattr(choice, "_accelerated", lambda device: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def test_a_cpu_gets_plain_torch_and_never_loads_triton(
     views: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CPU image may lack it."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "kvshare_connector.kernels.repack", raising=False)
     assert isinstance(choice.kernels_for(views, OBJECTS), Plain)

@@ -145,7 +145,10 @@ def test_the_layers_import_each_other_only_downwards() -> None:
     run = subprocess.run(
         [program, "--config", str(ROOT / ".importlinter")],
         cwd=ROOT,
-        env={"PYTHONPATH": f"{ROOT / 'connector'}:{ROOT / 'operator'}", "PATH": str(program.parent)},
+        env={
+            "PYTHONPATH": ":".join(str(ROOT / folder) for folder in ("connector", "operator", "tests", "")),
+            "PATH": str(program.parent),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -6,6 +6,7 @@ does not do what plain torch does. Imports torch and triton only, and triton onl
 
 import importlib
 import logging
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -64,7 +65,8 @@ def kernels_for(layers: Sequence[torch.Tensor], objects: Sequence[Sequence[Run]]
 
 
 def _accelerated(device: torch.device) -> bool:
-    return str(device.type) != "cpu"
+    """Whether Triton is wanted; on a CPU only by whoever asks Triton itself for its interpreter."""
+    return str(device.type) != "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _try(fast: Kernels, plain: Kernels, device: torch.device) -> None:

@@ -9,6 +9,7 @@ addresses are in bytes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -72,6 +73,19 @@ def _copy(  # type: ignore[no-untyped-def]
             tl.store(p_row, tl.load(p_cache, mask=mask), mask=mask)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A batch that is ready to be launched; its rows must stay where they are until then.
+
+    Attributes:
+        items: int64 ``[n, 3]`` on the device: object, block, address of the row.
+        align: what divides every address, one of ``_WORDS``.
+    """
+
+    items: torch.Tensor
+    align: int
+
+
 class Repack:
     """Pack and unpack for one rank: its layers and objects, prepared once.
 
@@ -132,42 +146,40 @@ class Repack:
         Raises:
             ValueError: numbers or rows that do not exist; nothing has been written.
         """
-        self._launch(objects, blocks, rows, slots, unpack=False)
+        self.launch(self.prepare(objects, blocks, rows, slots), unpack=False)
 
     def unpack(
         self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
     ) -> None:
         """Copy the starts of rows into the layers: the inverse of ``pack``; one row may go to several blocks."""
-        self._launch(objects, blocks, rows, slots, unpack=True)
+        self.launch(self.prepare(objects, blocks, rows, slots), unpack=True)
 
-    def _launch(
-        self,
-        objects: torch.Tensor,
-        blocks: torch.Tensor,
-        rows: torch.Tensor,
-        slots: torch.Tensor | None,
-        *,
-        unpack: bool,
-    ) -> None:
+    def prepare(
+        self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
+    ) -> Batch:
+        """Check a batch and bring its table to the device; arguments and errors as of ``pack``."""
         places = check_items(objects, blocks, rows, slots, sizes=self.sizes, blocks_held=self._blocks)
         if rows.device != self._device:
             raise ValueError(f"rows on {rows.device} given, rows on {self._device} expected")
-        if not len(objects) or not self._most_runs:
-            return
         align = min(self._word, _widest([rows.data_ptr(), rows.stride(0) if len(rows) > 1 else 0]))
-        type_, word = _WORDS[align]
+        addresses = rows.data_ptr() + places * rows.stride(0)
+        return Batch(torch.stack([objects, blocks, addresses], dim=1).contiguous().to(self._device), align)
+
+    def launch(self, batch: Batch, *, unpack: bool) -> None:
+        """Start the copy on the stream that is current."""
+        if not len(batch.items) or not self._most_runs:
+            return
+        type_, word = _WORDS[batch.align]
         if word not in self._tables:
             self._tables[word] = self._in_words(word)
         runs, layers = self._tables[word]
-        addresses = rows.data_ptr() + places * rows.stride(0)
-        items = torch.stack([objects, blocks, addresses], dim=1).contiguous().to(self._device)
         cell = self._cell // word
         width = min(_power_of_two(cell), _TILE_WORDS)
         lines = _TILE_WORDS // width
-        grid = (len(objects), self._most_runs, -(-self._most_heads * self._tokens // lines))
+        grid = (len(batch.items), self._most_runs, -(-self._most_heads * self._tokens // lines))
         _copy[grid](
-            items, self._objects, runs, layers, self._tokens, self._part, cell,
-            UNPACK=unpack, WORD=type_, BYTES=word, ALIGN=align, ROWS=lines, WIDTH=width,
+            batch.items, self._objects, runs, layers, self._tokens, self._part, cell,
+            UNPACK=unpack, WORD=type_, BYTES=word, ALIGN=batch.align, ROWS=lines, WIDTH=width,
         )  # fmt: skip
 
     def _in_words(self, word: int) -> tuple[torch.Tensor, torch.Tensor]:

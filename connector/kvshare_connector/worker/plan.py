@@ -14,9 +14,8 @@ import torch
 from kvshare_layout.checks import STAGING_ALIGNMENT
 from kvshare_layout.objects import HeldObject, Run
 
-#: Smallest piece, bytes, worth its own segment, by the store's protocol. Over TCP every segment is a request of its own:
-#: 32 pieces of 64 KiB took twice as long as one packed segment, pieces of 128 KiB 1.4 times as long. Over RDMA it
-#: is one more entry of a list.
+#: Smallest piece, bytes, worth its own segment, by the store's protocol. Over TCP every segment is a request: 32 pieces
+#: of 64 KiB took twice as long as one packed segment, pieces of 128 KiB 1.4 times. Over RDMA it is an entry of a list.
 DIRECT_PIECE_BYTES = {"tcp": 256 * 1024, "rdma": 32 * 1024}
 
 
