@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvshare_operator.cli import check, inject, plan
+from kvshare_operator.cli import check, inject, must_gather, plan
 
 app = typer.Typer(
     name="kvshare",
@@ -24,6 +24,7 @@ def _options() -> None:
 app.command("plan")(plan.plan)
 app.command("inject")(inject.inject)
 app.command("check")(check.check)
+app.command("must-gather")(must_gather.must_gather)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ Json = dict[str, Any]
 APPLY: Final = "application/apply-patch+yaml"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+TEXT: Final = "text/plain"
 _OWN_NAMESPACE: Final = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
 
@@ -52,7 +53,7 @@ class ClusterApi(Protocol):
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Json:
-        """Make one call; return the decoded answer. Raises ApiError."""
+        """Make one call; return the decoded answer, with ``accept=TEXT`` as ``{"text": ...}``. Raises ApiError."""
         ...
 
 
@@ -87,6 +88,8 @@ class HttpClusterApi:
             raise ApiError(0, f"{method} {path}: {type(error).__name__} {error}") from error
         if response.status >= 400:
             raise ApiError(response.status, _message(text))
+        if accept == TEXT:
+            return {"text": text}
         try:
             found = json.loads(text) if text else {}
         except ValueError as error:
