@@ -6,7 +6,7 @@ PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
-.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios \
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios bench-operator \
 	check generate verify docs clean
 
 help: ## List the verbs
@@ -44,6 +44,10 @@ test-matrix: ## Every TP size and layout writes for every other; writes docs/ben
 
 test-scenarios: ## Further stories on the one-node cluster, such as a managed store; not part of `make test`
 	@$(GROUPS_PYTEST) scenario
+
+bench-operator: ## The operator under load on a real kube-apiserver; writes docs/benchmarks/operator.md (ten minutes)
+	@$(PREPARE) apiserver
+	PYTHONPATH=.:connector:operator:tests $(VENV)/python -m bench.operator_load
 
 check: ## Lint, format, types and import contracts
 	@$(PREPARE) fast
