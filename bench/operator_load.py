@@ -354,8 +354,8 @@ def page(found: Json) -> str:
     table = "\n".join(f"| {what} | {value} |" for what, value in rows)
     return f"""# The operator under load
 
-Written by `make bench-operator` on {found["date"]}: a real kube-apiserver, one controller and one webhook process, all on two
-shared cores. The test client takes its part of them too, so rates are lower than on a real control plane; the ratio
+Written by `make bench-operator` on {found["date"]}: a real kube-apiserver, one controller and one webhook process, on
+two shared cores. The test client takes its part too, so rates are lower than on a real control plane; the ratio
 within a round is what can be compared.
 
 | What | Figure |

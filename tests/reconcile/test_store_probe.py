@@ -114,6 +114,34 @@ def test_good_answers_are_used_again_and_calls_are_rare() -> None:
     asyncio.run(run())
 
 
+def test_many_masters_that_hang_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty that hang cost about as long as one; impossible addresses are an answer too."""
+    monkeypatch.setattr(store_probe, "_SECONDS", 0.5)
+    waiting = most = 0
+
+    async def hanging(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await reader.read()
+        await reader.read()
+        waiting -= 1
+
+    async def run() -> dict[str, Reach]:
+        async with contextlib.AsyncExitStack() as stack:
+            stuck_ones = [await stack.enter_async_context(listening(hanging)) for _ in range(40)]
+            good = await stack.enter_async_context(listening(master))
+            found = await StoreProbe().look([*stuck_ones, good, good, "no-port", "host:99999999", "h\ud800:1"])
+            assert found.pop(good) == Reach(True)
+            return found
+
+    found = asyncio.run(run())
+    assert len(found) == 43
+    assert {one.reached for one in found.values()} == {False}
+    assert all(one.problem for one in found.values())
+    assert most > 20
+
+
 @pytest.mark.mooncake
 def test_real_master_answers(tmp_path: pathlib.Path) -> None:
     """The installed Mooncake, with a probe that knows nothing of its version."""

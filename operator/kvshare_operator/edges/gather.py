@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Final
 
 from kvshare_operator.api import names
 from kvshare_operator.core.pool.members import Member, read_member
 from kvshare_operator.core.pool.status import Gathered, Reach
+from kvshare_operator.core.pool.view import view
 from kvshare_operator.core.server_version import Version, read_version
 from kvshare_operator.edges.cluster_api import METADATA_ONLY, ApiError, ClusterApi
 from kvshare_operator.edges.pool_index import pools_path, stored
@@ -168,9 +169,18 @@ class Gatherer:
             self.state.forget(uid)
         return self.state.replace_left_out(found)
 
-    async def gather(self, key: Key, master_address: str | None) -> Gathered | None:
+    async def look_at_stores(self, keys: Collection[Key]) -> dict[str, Reach]:
+        """Return what the masters of these pools answer, by address. Never raises."""
+        return await self.probe.look([address for key in keys if (address := self._address(key)) is not None])
+
+    def _address(self, key: Key) -> str | None:
+        try:
+            return view(self.state.pools[key], self.default_image).resolution.master_address
+        except Exception:  # whatever is wrong with a pool is said when its own turn comes
+            return None
+
+    def gather(self, key: Key, reach: Reach) -> Gathered | None:
         """Return everything about one pool; None when it is gone."""
-        reach = Reach(None) if master_address is None else await self.probe.reach(master_address)
         pool = self.state.pools.get(key)
         if pool is None:
             return None

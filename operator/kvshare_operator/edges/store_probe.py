@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import struct
 import time
+from collections.abc import Collection
 from typing import Final
 
 from kvshare_operator.core.pool.status import Reach
@@ -27,6 +28,7 @@ _QUESTION_SECONDS: Final = 600.0
 _MAGIC: Final = 21
 _QUESTION: Final = struct.pack("<BBBBIIII", _MAGIC, 0, 0, 0, 1, 0, 0, 0)
 _ANSWER_BYTES: Final = 16
+_AT_ONCE: Final = 64
 
 
 class StoreProbe:
@@ -35,6 +37,24 @@ class StoreProbe:
     def __init__(self) -> None:
         self._reach: dict[str, tuple[float, Reach]] = {}
         self._asked: dict[str, float] = {}
+
+    async def look(self, addresses: Collection[str]) -> dict[str, Reach]:
+        """Return what each master answers; never raises. Many are asked at once: a few that hang delay nobody."""
+        wanted = sorted(set(addresses))
+        for gone in self._reach.keys() - wanted:
+            if time.monotonic() - self._reach[gone][0] > _QUESTION_SECONDS:
+                del self._reach[gone]
+                self._asked.pop(gone, None)
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(address: str) -> Reach:
+            async with turns:
+                try:
+                    return await self.reach(address)
+                except Exception as error:  # such as an address that no rule has let through
+                    return Reach(False, f"it cannot be asked: {error}")
+
+        return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
 
     async def reach(self, address: str) -> Reach:
         """Return whether the master at ``address`` answers, from memory while that is fresh."""
