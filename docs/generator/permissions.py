@@ -7,11 +7,21 @@ from dataclasses import dataclass
 from generator.source import ROOT, cell
 
 TEMPLATE = ROOT / "charts" / "kvshare" / "templates" / "operator" / "rbac.yaml"
+SCOPES = {
+    "namespaces": "in the whole cluster, or only in each of `watchNamespaces`",
+    "cluster": "in the whole cluster",
+    "own": "in its own namespace",
+}
 HEAD = """# Permissions of the operator
 
 What the chart grants, and why; `charts/kvshare/templates/operator/rbac.yaml` is the source. Nothing is deleted, no pod
 is changed besides its status, and one Secret is read, by name. Whoever may create Deployments can run pods: without
-managed stores set `managedStore.enabled: false`, which takes these permissions away.
+managed stores set `managedStore.enabled: false`, which takes these permissions away. With `watchNamespaces` most
+permissions are granted by Roles in these namespaces ([how](../howto/namespaces.md)); with certificates of
+[cert-manager or your own](../howto/certificates.md) nobody needs a Secret or the webhook configuration.
+
+The pod of `helm test` has a service account of its own, which may create pods in `helmTest.namespace` and exists only
+while the test runs.
 """
 
 
@@ -51,21 +61,20 @@ def rules() -> Iterator[Rule]:
     fresh = True
     for line in TEMPLATE.read_text().splitlines():
         bare = line.strip()
-        if match := re.fullmatch(r"kind: (ClusterRole|Role)", bare):
-            scope = {"ClusterRole": "in the whole cluster", "Role": "in its own namespace"}[match[1]]
-        elif match := re.fullmatch(r"name: \{\{ \$name \}\}-(controller|webhook)", bare):
-            role = match[1]
-        elif match := re.fullmatch(r"\{\{- if \.Values\.(\S+) \}\}", bare):
-            condition = f"with `{match[1]}`"
+        if match := re.match(r'\{\{- define "kvshare\.rules\.(\w+)\.(\w+)" ', bare):
+            role, scope, condition = match[1], SCOPES[match[2]], ""
+        elif match := re.fullmatch(r"\{\{- if (not |eq )?\.Values\.(\S+)(?: \"(\w+)\")? \}\}", bare):
+            value = f"`{match[2]}: {match[3]}`" if match[3] else f"`{match[2]}`"
+            condition = f"{'without' if match[1] == 'not ' else 'with'} {value}"
         elif bare == "{{- end }}":
             condition = ""
         elif bare.startswith("# ") and line.startswith("  #"):
             why, fresh = (bare[2:] if fresh else f"{why} {bare[2:]}"), False
-        elif match := re.fullmatch(r"(?:- )?(apiGroups|resources|resourceNames|verbs): \[(.*)\]", bare):
+        elif match := re.fullmatch(r"(?:- )?(apiGroups|resources|resourceNames|verbs): ?(?:\[(.*)\])?", bare):
             if match[1] == "apiGroups":
                 rule, fresh = Rule(role, scope, why, condition, groups=match[2].strip('"')), True
             elif rule is not None:
-                _complete(rule, match[1], match[2])
+                _complete(rule, match[1], match[2] or "")
                 if match[1] == "verbs":
                     yield rule
 
@@ -73,10 +82,10 @@ def rules() -> Iterator[Rule]:
 def _complete(rule: Rule, field: str, value: str) -> None:
     if field == "resources":
         rule.resources = value
-    elif field == "resourceNames":
-        rule.names = "as the release" if "$name" in value else "as the certificates' Secret"
+    elif field == "verbs":
+        rule.verbs = value
     else:
-        rule.verbs = re.sub(r"\{\{.*?\}\}", "", value)
-        if match := re.search(r"\{\{ if eq \.Values\.(\S+) \"(\w+)\" \}\}(.*?)\{\{", value):
-            what = match[3].strip(", ")
-            rule.condition = f"{what} with `{match[1]}: {match[2]}`"
+        rule.names = {
+            '{{ include "kvshare.fullname" . }}': "as the release",
+            '{{ include "kvshare.certificateSecret" . }}': "as the certificates' Secret",
+        }.get(value, "as in the template")

@@ -28,8 +28,8 @@ class Settings:
         watch_namespaces: namespaces to work in; empty means all (KVSHARE_WATCH_NAMESPACES, comma-separated).
         webhook_configuration: MutatingWebhookConfiguration whose caBundle is kept (KVSHARE_WEBHOOK_CONFIGURATION).
         certificate_secret: Secret with the certificates (KVSHARE_CERTIFICATE_SECRET).
-        certificate_mode: SelfManaged (issued and renewed here) or Secret (somebody else's)
-            (KVSHARE_CERTIFICATE_MODE).
+        certificate_mode: SelfManaged (issued and renewed here), CertManager or Secret (somebody else's: nothing is
+            read or written) (KVSHARE_CERTIFICATE_MODE).
         certificate_directory: where the webhook finds the mounted Secret (KVSHARE_CERTIFICATE_DIRECTORY).
         connector_image: payload image where a pool names none (KVSHARE_CONNECTOR_IMAGE).
         connector_pull_policy: its pull policy (KVSHARE_CONNECTOR_PULL_POLICY).
@@ -133,7 +133,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "watch_namespaces": _list,
     "webhook_configuration": str,
     "certificate_secret": str,
-    "certificate_mode": _one_of("SelfManaged", "Secret"),
+    "certificate_mode": _one_of("SelfManaged", "CertManager", "Secret"),
     "certificate_directory": str,
     "connector_image": str,
     "connector_pull_policy": _one_of("", "Always", "IfNotPresent", "Never"),

@@ -13,7 +13,7 @@ import pytest
 
 from kvshare_operator.core import certificates
 from kvshare_operator.edges.memory_api import MemoryClusterApi
-from kvshare_operator.edges.secrets import CertificateKeeper
+from kvshare_operator.edges.secrets import CertificateKeeper, certificate_keeper
 from kvshare_operator.settings import Settings
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -117,9 +117,8 @@ def test_ca_that_somebody_cleared_is_written_again() -> None:
     assert api.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"]
 
 
-def test_own_secret_is_only_read() -> None:
-    """In mode Secret the material belongs to somebody else."""
-    api = cluster()
-    api.objects[SECRET] = {"data": {"ca.crt": base64.b64encode(b"theirs").decode()}}
-    asyncio.run(CertificateKeeper(api, Settings(certificate_mode="Secret")).keep())
-    assert [path for _, path in api.writes] == [CONFIGURATION]
+def test_controller_keeps_certificates_only_where_nobody_else_does() -> None:
+    """With cert-manager or a Secret of the user's it makes no call about them, and needs no permission to."""
+    for mode, keeps in (("SelfManaged", True), ("CertManager", False), ("Secret", False)):
+        settings = Settings(certificate_mode=mode)
+        assert (certificate_keeper(MemoryClusterApi(), settings) is not None) is keeps

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
+from helm_chart import CHART, environment_of, helm, one, rendered
 from kvshare_operator.api import crd
 from kvshare_operator.core.injection.surroundings import COLLIDING_SERVICES
 from kvshare_operator.settings import read_settings
 from pods import Json, pod_p0
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
-from testbed.prepare.go_programs import program
 
 pytestmark = pytest.mark.apiserver
-ROOT = pathlib.Path(__file__).parents[2]
-CHART = ROOT / "charts" / "kvshare"
-
-
-def helm(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run helm; its result is not checked."""
-    return subprocess.run([str(program("helm")), *words], capture_output=True, text=True, check=False)
-
-
-def rendered(*sets: str, release: str = "kvshare") -> list[Json]:
-    """Every object of the chart."""
-    options = [word for value in sets for word in ("--set", value)]
-    finished = helm("template", release, str(CHART), "--namespace", "kvshare-system", *options)
-    assert finished.returncode == 0, finished.stderr
-    return [one for one in yaml.safe_load_all(finished.stdout) if one]
-
-
-def one(objects: list[Json], kind: str, name: str) -> Json:
-    """One object by kind and name."""
-    found = [thing for thing in objects if (thing["kind"], thing["metadata"]["name"]) == (kind, name)]
-    assert len(found) == 1, [(thing["kind"], thing["metadata"]["name"]) for thing in objects]
-    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +37,6 @@ def test_rendering_twice_gives_the_same() -> None:
     assert rendered() == rendered()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["unknown=1", "webhook.replica=3", "image.tags=x", "webhook.failurePolicy=Maybe", "certificates.mode=Secret"],
-)
-def test_unknown_or_impossible_values_are_refused(wrong: str) -> None:
-    """A typo is not silently ignored; a mode names what it needs."""
-    assert helm("template", "kvshare", str(CHART), "--set", wrong).returncode != 0
-
-
 def test_names_follow_the_release(objects: list[Json]) -> None:
     """Release `kvshare` gives Service `kvshare-webhook`; another release its own names everywhere."""
     ports = one(objects, "Service", "kvshare-webhook")["spec"]["ports"]
@@ -84,10 +51,9 @@ def test_variables_of_both_processes_are_settings_they_know(objects: list[Json])
     """Names and values as the processes read them; certificates and report URL agree with the Service."""
     for process in ("controller", "webhook"):
         container = one(objects, "Deployment", f"kvshare-{process}")["spec"]["template"]["spec"]["containers"][0]
-        environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+        environment = environment_of(objects, process)
         known = {f"KVSHARE_{field.upper()}" for field in vars(read_settings({}))}
-        assert set(environment) - {"POD_ID"} <= known
-        environment.pop("POD_ID")
+        assert set(environment) <= known
         assert read_settings(environment).report_url.startswith("https://kvshare-webhook.kvshare-system.svc:9444/")
         assert container["args"] == [process]
 
@@ -134,16 +100,13 @@ def test_permissions_for_managed_stores_go_with_their_switch() -> None:
     objects = rendered("managedStore.enabled=false")
     rules = one(objects, "ClusterRole", "kvshare-controller")["rules"]
     assert not {resource for rule in rules for resource in rule["resources"]} & {name for name, _ in MANAGED_STORE}
-    container = one(objects, "Deployment", "kvshare-controller")["spec"]["template"]["spec"]["containers"][0]
-    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-    assert read_settings(environment).managed_store == "Disabled"
+    assert read_settings(environment_of(objects, "controller")).managed_store == "Disabled"
 
 
 def test_image_and_user_of_managed_stores_reach_the_controller() -> None:
     """As the values say."""
     sets = ("managedStore.image=example.org/mooncake:1", "managedStore.pullSecrets={a,b}", "managedStore.runAsUser=0")
-    container = one(rendered(*sets), "Deployment", "kvshare-controller")["spec"]["template"]["spec"]["containers"][0]
-    store = read_settings({entry["name"]: entry.get("value", "") for entry in container["env"]}).store
+    store = read_settings(environment_of(rendered(*sets), "controller")).store
     assert (store.image, store.pull_secrets, store.run_as_user) == ("example.org/mooncake:1", ("a", "b"), 0)
     assert (store.operator_namespace, store.pull_policy) == ("kvshare-system", "IfNotPresent")
 
@@ -182,7 +145,8 @@ def test_permissions_are_the_smallest(objects: list[Json]) -> None:
 def test_ca_key_never_reaches_a_webhook(objects: list[Json]) -> None:
     """Only what a server needs is mounted."""
     (volume,) = one(objects, "Deployment", "kvshare-webhook")["spec"]["template"]["spec"]["volumes"]
-    assert {item["key"] for item in volume["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}
+    (source,) = volume["projected"]["sources"]
+    assert {item["key"] for item in source["secret"]["items"]} == {"ca.crt", "tls.crt", "tls.key"}
 
 
 def test_controller_is_single_and_webhook_survives_a_drain(objects: list[Json]) -> None:

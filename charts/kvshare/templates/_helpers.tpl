@@ -25,6 +25,14 @@ app.kubernetes.io/component: {{ .component }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
 {{- end -}}
 
+{{/* Where `helm test` would create its pod; nothing, when that is where pods are never looked at. */}}
+{{- define "kvshare.testNamespace" -}}
+{{- $where := .Values.helmTest.namespace | default (first (append .Values.watchNamespaces "default")) -}}
+{{- if and .Values.helmTest.enabled (not (has $where (concat (list "kube-system" .Release.Namespace) .Values.webhook.excludedNamespaces))) -}}
+{{- $where -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvshare.certificateSecret" -}}
 {{- .Values.certificates.secretName | default (printf "%s-webhook-certificates" (include "kvshare.fullname" .)) -}}
 {{- end -}}
@@ -40,6 +48,10 @@ app.kubernetes.io/component: {{ .component }}
   value: {{ .Release.Namespace }}
 - name: KVSHARE_SERVICE
   value: {{ include "kvshare.fullname" . }}-webhook
+{{- with .Values.watchNamespaces }}
+- name: KVSHARE_WATCH_NAMESPACES
+  value: {{ join "," . | quote }}
+{{- end }}
 - name: KVSHARE_CONNECTOR_IMAGE
   value: {{ printf "%s:%s" .Values.connector.image.repository (.Values.connector.image.tag | default .Chart.AppVersion) }}
 - name: KVSHARE_LOG_LEVEL

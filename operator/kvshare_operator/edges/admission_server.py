@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from kvshare_operator.core import review
+from kvshare_operator.core import certificates, review
 from kvshare_operator.edges import metrics
 
 log = logging.getLogger("kvshare.admission")
@@ -57,7 +57,12 @@ class KeyPair:
         else:
             self.context.load_cert_chain(self.certificate, self.key)
         self._digest = digest
+        self._tell_end()
         return True
+
+    def _tell_end(self) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            metrics.CERTIFICATE_EXPIRES.set(certificates.expires(self.certificate.read_text()).timestamp())
 
 
 class AdmissionServer:

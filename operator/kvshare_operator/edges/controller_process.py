@@ -18,7 +18,7 @@ from kvshare_operator.edges.cluster_api import HttpClusterApi
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.metrics import HealthSite
 from kvshare_operator.edges.reconcile_loop import ReconcileLoop
-from kvshare_operator.edges.secrets import CertificateKeeper
+from kvshare_operator.edges.secrets import certificate_keeper
 from kvshare_operator.edges.store_keeper import StoreKeeper
 from kvshare_operator.edges.webhook_process import configure
 from kvshare_operator.settings import Settings
@@ -33,14 +33,16 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     api = HttpClusterApi()
     state = ClusterState()
     gatherer = Gatherer(api, state, settings.connector_image, settings.watch_namespaces)
-    keeper = CertificateKeeper(api, settings)
+    keeper = certificate_keeper(api, settings)
     stores = StoreKeeper(api, settings.store) if settings.managed_store == "Enabled" else None
     loop = ReconcileLoop(gatherer, keeper, settings.full_pass_seconds, settings.sweep_seconds, stores)
     health = HealthSite(settings.health_port, alive=lambda: time.monotonic() - loop.beat < _STUCK_SECONDS)
     tasks: list[asyncio.Task[None]] = []
 
+    watched = settings.watch_namespaces
+
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings)
+        configure(settings, watched)
         settings.watching.label_selectors["", "v1", "pods"] = names.MEMBER
         settings.watching.chunk_size = 500
         await health.start()

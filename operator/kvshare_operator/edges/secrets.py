@@ -1,6 +1,7 @@
-"""The certificates in the cluster: the Secret that webhooks mount, and the caBundle that the API server trusts.
+"""Self-managed certificates: the Secret that webhooks mount, and the caBundle that the API server trusts.
 
-Why this exists: the controller issues and renews (``core.certificates`` says when); webhooks only read files.
+Why this exists: the controller issues and renews (``core.certificates`` says when); webhooks only read files. Where
+somebody else does, no controller needs this, nor the permissions for it.
 The bundle reaches the API server before a certificate of a new CA can reach a webhook, so that reviews never
 meet a CA they do not know.
 """
@@ -14,12 +15,16 @@ from typing import Any
 
 from kvshare_operator.api import names
 from kvshare_operator.core import certificates
-from kvshare_operator.edges import metrics
 from kvshare_operator.edges.cluster_api import APPLY, ApiError, ClusterApi
 from kvshare_operator.settings import Settings
 
 log = logging.getLogger("kvshare.certificates")
 Json = dict[str, Any]
+
+
+def certificate_keeper(api: ClusterApi, settings: Settings) -> CertificateKeeper | None:
+    """Return what keeps the certificates; None where cert-manager or the user does."""
+    return CertificateKeeper(api, settings) if settings.certificate_mode == "SelfManaged" else None
 
 
 class CertificateKeeper:
@@ -34,15 +39,8 @@ class CertificateKeeper:
 
     async def keep(self) -> None:
         """Look at both once, and mend them. Raises ApiError."""
-        data = await self._read()
-        if self.settings.certificate_mode != "SelfManaged":
-            if "ca.crt" in data:
-                await self._trust(data["ca.crt"])
-            else:
-                log.warning("Secret %s has no ca.crt", self.settings.certificate_secret)
-            return
         now = datetime.datetime.now(datetime.UTC)
-        material = certificates.read_material(data)
+        material = certificates.read_material(await self._read())
         renewal = certificates.renewed(material, self.settings.dns_names, now)
         if renewal is not None:
             material, why = renewal
@@ -51,8 +49,6 @@ class CertificateKeeper:
             log.info("certificates renewed: %s", why)
         elif material is not None:
             await self._trust(material.bundle)
-        if material is not None:
-            metrics.CERTIFICATE_EXPIRES.set(certificates.expires(material.certificate).timestamp())
 
     async def _read(self) -> dict[str, str]:
         try:

@@ -43,7 +43,7 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         return {(namespace, name): stored(body)}
 
     async def start(settings: kopf.OperatorSettings, pools: Any, **_: Any) -> None:
-        configure(settings)
+        configure(settings, operator_settings.watch_namespaces)
         settings.admission.server = server(operator_settings, api, pools)
         await health.start()
 
@@ -53,8 +53,12 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     return handlers
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
-    """Set what both processes need of kopf: no events from logs, watches that notice silence."""
+def configure(settings: kopf.OperatorSettings, namespaces: tuple[str, ...]) -> None:
+    """Set what both processes need of kopf: no events from logs, watches that notice silence.
+
+    With ``namespaces`` nothing of the whole cluster is read: no namespaces, and no resources that come later.
+    """
+    settings.scanning.disabled = bool(namespaces)
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.watching.server_timeout = 300
@@ -72,6 +76,8 @@ def server(settings: Settings, api: HttpClusterApi, index: Any) -> AdmissionServ
     async def reviewer(request: Json) -> review.Answer:
         asked = review.question(request)
         if asked is None:
+            return review.ignore()
+        if settings.watch_namespaces and asked.namespace not in settings.watch_namespaces:
             return review.ignore()
         if settings.fault == "Review":
             raise FaultSwitchError("KVSHARE_FAULT=Review is set")
