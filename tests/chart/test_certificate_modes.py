@@ -1,4 +1,4 @@
-"""Who makes the webhook's certificate: controller, cert-manager, or the user. Each mode as rendered and as it serves."""
+"""Who makes the webhook's certificate: controller, cert-manager or user. Each mode as rendered and as it serves."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def put(place: Installation, material: certificates.Material) -> None:
 
 
 def test_own_secret_is_served_and_its_successor_too_without_a_restart() -> None:
-    """Mode Secret with a webhook that fails closed, before and after a change of CA; the controller is refused nothing."""
+    """Mode Secret with a webhook that fails closed, through a change of CA; the controller is refused nothing."""
     first = issue()
     second = issue(first)
     failing: dict[str, Any] = {"webhook": {"failurePolicy": "Fail"}}
