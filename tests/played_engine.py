@@ -25,7 +25,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -106,7 +106,8 @@ class Rank:
         tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         self.engine, self.rank, tp_rank = engine, rank, rank % tp
         bounds = layer_partition(shape.layers, pp)
-        self.layers = range(bounds[rank // tp], bounds[rank // tp + 1])
+        last = shape.draft_layers if rank // tp == pp - 1 else 0
+        self.layers = range(bounds[rank // tp], bounds[rank // tp + 1] + last)
         ranges = min(tp, shape.kv_heads)
         per_rank = shape.kv_heads // ranges
         first = (tp_rank * ranges // tp) * per_rank
@@ -130,15 +131,18 @@ class Rank:
     def execute(self, output: Any, work: Sequence["Work"]) -> KVConnectorOutput:
         """One step in the order of vLLM's model runner: check, write, loads, saves, results.
 
-        vLLM calls the connector in a ``finally``, also after a forward pass that raised.
+        vLLM calls the connector in a ``finally``, also after a forward pass that raised. With a draft model saves begin
+        behind its forward pass, and the step's results have been collected before.
         """
+        drafting = self.engine.config.speculative_config is not None
         self.whole.bind_connector_metadata(output.kv_connector_metadata)
         try:
             for item in work:
                 self._forward(item)
         finally:
             self.whole.start_load_kv(None)
-            self.whole.wait_for_save()
+            if not drafting:
+                self.whole.wait_for_save()
         results = self.whole.get_transfer_results(output.finished_req_ids)
         out = KVConnectorOutput(
             finished_recving=results.finished_recving,
@@ -147,6 +151,8 @@ class Rank:
             kv_connector_stats=self.whole.get_kv_connector_stats(),
             kv_connector_worker_meta=self.whole.build_connector_worker_meta(),
         )
+        if drafting:
+            self.whole.wait_for_save()
         self.whole.clear_connector_metadata()
         return out
 
@@ -164,12 +170,13 @@ class Rank:
                 )
             for position in range(item.start, item.end):
                 block, token = item.table[position // shape.block_tokens], position % shape.block_tokens
-                cache[block, :, token] = torch.from_numpy(expected[:, position])
+                rejected = 255 if position >= item.wrong_from else 0
+                cache[block, :, token] = torch.from_numpy(expected[:, position] ^ rejected)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes for one request."""
+    """What a step computes for one request; from position ``wrong_from`` on for drafts that are rejected."""
 
     request_id: str
     text: Text
@@ -177,6 +184,7 @@ class Work:
     start: int
     end: int
     sampled: list[int]
+    wrong_from: int
 
 
 def _name(layer: int) -> str:
@@ -199,6 +207,7 @@ class Engine:
         extra: more keys of the connector's configuration.
         faults: of all store clients of this engine.
         beside: connectors (entries of MultiConnector) before ours; MultiConnector is used when there are any.
+        accepts: with speculative decoding, how many of a step's drafts are right.
         change: changes vLLM's configuration before anything is made of it; its parts are the engine's own copies.
     """
 
@@ -217,6 +226,7 @@ class Engine:
         extra: dict[str, Any] | None = None,
         faults: Faults | None = None,
         beside: Sequence[dict[str, Any]] = (),
+        accepts: Callable[[], int] = lambda: 1,
         change: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.world, self.name, self.layout, self.blocks = world, name, layout, blocks
@@ -251,10 +261,11 @@ class Engine:
         _OPENING.append(self)
         function = get_hash_fn_by_name(HASH_ALGORITHM)
         self._hasher = get_request_block_hasher(world.shape.block_tokens, function)
-        ranges = min(tp, world.shape.kv_heads)
+        heads = world.shape.kv_heads // min(tp, world.shape.kv_heads)
+        layers = range(world.shape.layers + world.shape.draft_layers)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,
-            kv_cache_config=self.cache_config(range(world.shape.layers), world.shape.kv_heads // ranges),
+            kv_cache_config=self.cache_config(layers, heads),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.shape.block_tokens,
             log_stats=True,
@@ -267,9 +278,11 @@ class Engine:
         init_none_hash(function)
         self.work_tables = self.scheduler.kv_cache_manager.get_block_ids
         self._aggregator = KVOutputAggregator(len(self.ranks))
+        self._accepts, self._computed = accepts, dict[str, int]()
         self._texts: dict[str, Text] = {}
         self._requests: dict[str, Any] = {}
         self._queue: deque[tuple[Any, list[Work]]] = deque()
+        self._drafts: DraftTokenIds | None = None
         self.outputs: dict[str, list[int]] = {}
         self.external_tokens: dict[str, int] = {}
         self.metadata: list[Any] = []
@@ -362,14 +375,20 @@ class Engine:
     def _work_of(self, output: Any) -> list[Work]:
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, start in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            # A scheduler that runs ahead counts drafts as right until it hears otherwise; the ranks know better.
+            resumed = request_id in cached.resumed_req_ids
+            starts[request_id] = start if resumed else min(start, self._computed[request_id])
         work: list[Work] = []
         for request_id, count in output.num_scheduled_tokens.items():
             request, text = self.scheduler.requests[request_id], self._texts[request_id]
-            start = starts[request_id]
-            sampled = [] if request.is_prefill_chunk else text.tokens(start + count + 1)[-1:]
+            start, drafts = starts[request_id], len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            first_draft = start + count - drafts
+            right = first_draft + min(drafts, self._accepts() if drafts else 0)
+            sampled = [] if request.is_prefill_chunk else text.tokens(right + 1)[first_draft:]
             table = list(self.work_tables(request_id)[0])
-            work.append(Work(request_id, text, table, start, start + count, sampled))
+            work.append(Work(request_id, text, table, start, start + count, sampled, right))
+            self._computed[request_id] = right
         return work
 
     def _finish_step(self) -> None:
@@ -384,6 +403,10 @@ class Engine:
             for rank in self.ranks
         ]
         self._note_hashes(work)
+        if self.config.speculative_config is not None and not self.asynchronous:
+            drafting = [item.request_id for item in work if item.sampled]
+            count = self.config.speculative_config.num_speculative_tokens
+            self._drafts = DraftTokenIds(drafting, [[1] * count for _ in drafting])
         merged = self._aggregator.aggregate(results)
         for outputs in self.scheduler.update_from_output(output, merged).values():
             if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
@@ -395,6 +418,9 @@ class Engine:
                     self.external_tokens[item.request_id] = item.prefill_stats.num_external_cached_tokens
 
         self._note_hashes(work)
+        if self._drafts is not None:
+            self.scheduler.update_draft_token_ids(self._drafts)
+            self._drafts = None
 
     def _note_hashes(self, work: Sequence[Work]) -> None:
         for item in work:

@@ -34,12 +34,14 @@ class Shape:
         kv_heads: total KV heads.
         block_tokens: tokens of a block.
         cell: bytes of one head and one token, K and V together.
+        draft_layers: further layers with the same cache behind the hidden ones, of a draft model on the last stage.
     """
 
     layers: int = 4
     kv_heads: int = 4
     block_tokens: int = 4
     cell: int = 8
+    draft_layers: int = 0
 
 
 class Text:
