@@ -21,8 +21,8 @@ HASH_ALGORITHMS = ("sha256", "sha256_cbor")
 PROTOCOLS = ("tcp", "rdma")
 #: Physical cache layouts that vLLM knows.
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-#: What a load proves besides result code and byte count.
-VERIFY_MODES = ("size",)
+#: What proves a load: result code and byte count, or a digest behind every object as well (``objects.SEAL_BYTES``).
+VERIFY_MODES = ("size", "checksum")
 
 CONNECTOR_CLASS = "KVShareConnector"
 CONNECTOR_MODULE = "kvshare_connector.connector"
@@ -61,7 +61,8 @@ class ConnectorConfig:
         staging_bytes: bytes of the staging arena of one rank, both directions together.
         request_layout: physical layout to ask vLLM for; empty asks for nothing.
         inside_multi_connector: MultiConnector loads the connector beside others; facts travel with the steps only.
-        verify: what proves a load: ``size`` is result code and exact byte count.
+        verify: what proves a load: ``size`` is result code and exact byte count; ``checksum`` adds a digest of bytes
+            and key that is stored with every object. A member with one setting never meets members with the other.
         lookup_timeout_seconds: a lookup that takes longer counts as a miss.
         report_url: where the member reports its verdict; empty reports nowhere.
         report_ca_file: CA certificates of the report endpoint.

@@ -14,6 +14,14 @@ from kvshare_layout.heads import head_share
 from kvshare_layout.kinds import Kind
 from kvshare_layout.stages import Stage, held_stages
 
+#: Bytes of the digest that follows an object's own bytes in the store where ``verify`` is ``checksum``.
+SEAL_BYTES = 16
+
+
+def seal_bytes(verify: str) -> int:
+    """Bytes that follow an object's own in the store, by what proves a load."""
+    return SEAL_BYTES if verify == "checksum" else 0
+
 
 @dataclass(frozen=True, order=True)
 class ObjectId:

@@ -23,7 +23,15 @@ from kvshare_layout.config import Parsed
 from kvshare_layout.facts import EngineFacts, RankFacts
 from kvshare_layout.fingerprint import fingerprint, flatten
 from kvshare_layout.kinds import Kind
-from kvshare_layout.objects import HeldObject, ObjectId, isolated_object, object_bytes, object_ids, shared_objects
+from kvshare_layout.objects import (
+    HeldObject,
+    ObjectId,
+    isolated_object,
+    object_bytes,
+    object_ids,
+    seal_bytes,
+    shared_objects,
+)
 from kvshare_layout.stages import Stage
 
 __all__ = [
@@ -90,7 +98,8 @@ def decide(parsed: Parsed, engine: EngineFacts, ranks: Sequence[RankFacts]) -> D
     """Decide once for an engine, from its configuration, its own facts and those of all its ranks."""
     case = Case(parsed, engine, sorted(ranks, key=lambda facts: facts.rank))
     decision = _decided(case)
-    if found := staging_problem(parsed.config, [size for _, size in decision.objects]):
+    sealed = seal_bytes(parsed.config.verify)
+    if found := staging_problem(parsed.config, [size + sealed for _, size in decision.objects]):
         return Decision(Verdict(DISABLED, *found), decision.prefix)
     return decision
 
@@ -123,8 +132,11 @@ def _decided(case: Case) -> Decision:
 def _manifest(case: Case, kind: Kind, store_tp: int, stages: object) -> dict[str, object]:
     """Everything besides the pool prefix that changes bytes or the meaning of a key."""
     engine = case.engine
+    verify = case.parsed.config.verify
     return {
         **engine.identity,
+        # Objects with a digest have other sizes; without one nothing is added, so that older members are still met.
+        **({"verify": verify} if seal_bytes(verify) else {}),
         "format": keys.FORMAT,
         "store_tp": store_tp,
         "stages": stages,

@@ -95,6 +95,13 @@ ROWS = [
         config=parsed(store_tp_size=4, staging_bytes=(128 << 10) - 1),
     ),
     Row(
+        "an arena too small for shared objects with their digests",
+        DISABLED,
+        "StagingTooSmall",
+        ("staging_bytes 131072 given", "objects of 32784 bytes", "at least 131328"),
+        config=parsed(store_tp_size=4, staging_bytes=128 << 10, verify="checksum"),
+    ),
+    Row(
         "an arena too small for the whole pages of an isolated rank",
         DISABLED,
         "StagingTooSmall",
@@ -253,6 +260,21 @@ def test_whatever_changes_bytes_or_keys_changes_the_namespace(name: str, isolate
     assert before.verdict.state == (ISOLATED if isolated else SHARED)
     assert before.fingerprint != after.fingerprint
     assert before.namespace != after.namespace
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_members_that_store_digests_never_meet_others(isolated: bool) -> None:
+    """Their objects have other sizes; the default adds no field, so that its fingerprint stays."""
+    settings = {"store_tp_size": 4, "hash_algorithm": "" if isolated else "sha256_cbor"}
+    both = [parsed(**settings), parsed(**settings, verify="checksum")]
+    if isolated:
+        both = [Parsed(one.config, ("a mistake",)) for one in both]
+    before, after = (_decide(_base(), one) for one in both)
+    assert before.verdict == after.verdict
+    assert before.namespace != after.namespace
+    assert dict(after.manifest)["verify"] == "checksum"
+    assert "verify" not in dict(before.manifest)
+    assert before.objects == after.objects
 
 
 def test_another_store_tp_or_other_stages_are_another_namespace() -> None:

@@ -56,6 +56,7 @@ NOT_READY = -703
 NOT_FOUND = -704
 LEASE_EXPIRED = -707
 TRANSFER_FAIL = -800
+CHECKSUM_MISMATCH = -801
 RPC_FAIL = -900
 RPC_TIMEOUT = -901
 
@@ -91,7 +92,7 @@ _TABLE: tuple[tuple[int, str, str, Reaction], ...] = (
     (-713, "REPLICA_NOT_IN_LOCAL_MEMORY", "the replica is not in memory here", _MISS),
     (-714, "OBJECT_REPLICA_BUSY", "the replica is in use", _DROP),
     (TRANSFER_FAIL, "TRANSFER_FAIL", "a store node is dead, a queue overflowed, or the object is smaller", _REOPEN),
-    (-801, "CHECKSUM_MISMATCH", "the stored bytes have changed", _MISS),
+    (CHECKSUM_MISMATCH, "CHECKSUM_MISMATCH", "the stored bytes have changed", _MISS),
     (RPC_FAIL, "RPC_FAIL", "the master does not answer: it is down or has just restarted", _RETRY),
     (RPC_TIMEOUT, "RPC_TIMEOUT", "the master hangs", _DROP),
     (-1000, "ETCD_OPERATION_ERROR", "etcd behind the master failed", _DROP),

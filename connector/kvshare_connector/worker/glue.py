@@ -20,6 +20,7 @@ from kvshare_connector.worker.plan import direct_limit, make_plan
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout import Decision, RankFacts, held_objects
 from kvshare_layout.config import ConnectorConfig
+from kvshare_layout.objects import seal_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -226,6 +227,7 @@ class WorkerSide:
             held_objects(decision, self._facts),
             {view.index: view.cache for view in self._views},
             direct_piece_bytes=direct_limit(self._config.protocol, device),
+            seal_bytes=seal_bytes(self._config.verify),
         )
         self._arena.cut(plan.slot_bytes)
         lane = Lane(device)

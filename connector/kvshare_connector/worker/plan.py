@@ -62,15 +62,17 @@ class RankPlan:
     Attributes:
         objects: the objects, in ascending order of their ids.
         layers: byte views of the caches; the layer slots of ``PlannedObject.runs`` count in them.
+        seal_bytes: bytes of the digest that follows an object's own in its slot and in the store; 0 for none.
     """
 
     objects: tuple[PlannedObject, ...]
     layers: tuple[torch.Tensor, ...]
+    seal_bytes: int = 0
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of the largest object that must be packed, rounded up to whole cache lines."""
-        largest = max((o.held.size for o in self.objects if not o.pieces), default=0)
+        largest = max((o.held.size + self.seal_bytes for o in self.objects if not o.pieces), default=0)
         return -(-largest // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
 
 
@@ -89,6 +91,7 @@ def make_plan(
     caches: Mapping[int, torch.Tensor],
     *,
     direct_piece_bytes: int | None = DIRECT_PIECE_BYTES["tcp"],
+    seal_bytes: int = 0,
 ) -> RankPlan:
     """Plan a rank's objects.
 
@@ -97,7 +100,11 @@ def make_plan(
         caches: byte views ``[B, H, ..., C]`` by layer index, the last axis dense.
         direct_piece_bytes: smallest dense piece that is transferred directly, unless it is a whole object; None to pack
             everything.
+        seal_bytes: bytes of a digest behind every object; then everything is packed, so that a load is proven in the
+            arena, before anything of it reaches the cache.
     """
+    if seal_bytes:
+        direct_piece_bytes = None
     indices = sorted(caches)
     slots = {layer: slot for slot, layer in enumerate(indices)}
     objects: list[PlannedObject] = []
@@ -108,7 +115,7 @@ def make_plan(
         )
         runs = tuple((slots[run.layer], run.head_start, run.heads) for run in item.runs)
         objects.append(PlannedObject(item, runs, pieces if direct else ()))
-    return RankPlan(tuple(objects), tuple(caches[index] for index in indices))
+    return RankPlan(tuple(objects), tuple(caches[index] for index in indices), seal_bytes)
 
 
 def _pieces(runs: Sequence[Run], caches: Mapping[int, torch.Tensor]) -> tuple[Piece, ...]:

@@ -28,6 +28,7 @@ from kvshare_connector.worker.arena import HALVES, Arena, Half
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import PlannedObject, RankPlan
+from kvshare_connector.worker.seals import seal, sealed
 from kvshare_layout import keys
 
 logger = logging.getLogger(__name__)
@@ -211,10 +212,13 @@ class Transfers:
                 raise RuntimeError("the staging arena is closed")
             try:
                 self._gather(batch, half, event)
+                if self._plan.seal_bytes:
+                    for slot, item in enumerate(batch):
+                        seal(self._key(item), half.memory[slot], item.planned.held.size)
             except Exception:
                 self._arena.send.give_back(half)
                 raise
-            segments = [[(half.address(slot), item.planned.held.size)] for slot, item in enumerate(batch)]
+            segments = [[(half.address(slot), self._stored_bytes(item))] for slot, item in enumerate(batch)]
             self._send(_Sending(batch, segments, job.epoch, half, None))
 
     def _gather(self, batch: Sequence[Item], half: Half, event: Any) -> None:
@@ -358,11 +362,13 @@ class Transfers:
             order = sorted(batch, key=lambda item: (bool(item.planned.pieces), item.planned.held.id))
             direct = iter(_direct_segments([item for item in order if item.planned.pieces]))
             segments = [
-                next(direct) if item.planned.pieces else [(_slot_address(half, slot), item.planned.held.size)]
+                next(direct) if item.planned.pieces else [(_slot_address(half, slot), self._stored_bytes(item))]
                 for slot, item in enumerate(order)
             ]
             results = store.get_many([self._key(item) for item in order], segments)
-            arrived = [code == item.planned.held.size for item, code in zip(order, results, strict=True)]
+            if half is not None and self._plan.seal_bytes:
+                results = self._prove(store, order, results, half)
+            arrived = [code == self._stored_bytes(item) for item, code in zip(order, results, strict=True)]
             bad = {item.position for item, ok in zip(order, arrived, strict=True) if not ok}
             self._count("segments:get", sum(map(len, segments)))
             self._count_failed("get", [code for code, ok in zip(results, arrived, strict=True) if not ok])
@@ -375,6 +381,31 @@ class Transfers:
         finally:
             if half is not None:
                 self._arena.receive.give_back(half)
+
+    def _prove(self, store: ObjectStore, order: Sequence[Item], results: Sequence[int], half: Half) -> list[int]:
+        """Results of a GET in which an object whose digest does not fit has failed, and has been removed.
+
+        A PUT leaves an existing key as it is, so what stayed in the store would be found and fail for ever.
+        """
+        proven = list(results)
+        torn: list[str] = []
+        for slot, item in enumerate(order):
+            if proven[slot] != self._stored_bytes(item):
+                continue
+            key = self._key(item)
+            if not sealed(key, half.memory[slot], item.planned.held.size):
+                proven[slot] = codes.CHECKSUM_MISMATCH
+                torn.append(key)
+        if torn:
+            logger.warning(
+                "%d objects hold other bytes than were saved and are removed, the first is %s", len(torn), torn[0]
+            )
+            store.remove_many(torn)
+        return proven
+
+    def _stored_bytes(self, item: Item) -> int:
+        """Bytes of an object in the store."""
+        return item.planned.held.size + self._plan.seal_bytes
 
     def _scatter(self, order: Sequence[Item], arrived: Sequence[bool], first_bad: int | None, half: Half) -> None:
         """Unpack what arrived, each object from its own slot, up to the first bad block."""
