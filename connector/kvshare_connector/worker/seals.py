@@ -6,7 +6,6 @@ is found as well. It guards against accidents; who may write into a pool can sea
 """
 
 import torch
-from blake3 import blake3
 
 from kvshare_layout.objects import SEAL_BYTES
 
@@ -22,6 +21,8 @@ def sealed(key: str, slot: torch.Tensor, size: int) -> bool:
 
 
 def _digest(key: str, slot: torch.Tensor, size: int) -> bytes:
+    from blake3 import blake3  # here, because a rank that seals nothing needs torch alone
+
     # A byte that no key has ends the key, so that no key and bytes are another key's and bytes.
     digest = blake3(key.encode() + b"\0")
     digest.update(slot[:size].numpy())
