@@ -343,11 +343,11 @@ class Engine:
         request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt),
-            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            pooling_params=None,
-            block_hasher=self._hasher,
-            **more,
-        )
+            **{
+                "sampling_params": SamplingParams(max_tokens=max_tokens, ignore_eos=True), "pooling_params": None,
+                "block_hasher": self._hasher, **more,
+            },
+        )  # fmt: skip
         self._texts[request_id], self._requests[request_id] = Text(prompt, flavour), request
         self.outputs[request_id] = []
         self.scheduler.add_request(request)
@@ -385,7 +385,7 @@ class Engine:
             start, drafts = starts[request_id], len(output.scheduled_spec_decode_tokens.get(request_id, ()))
             first_draft = start + count - drafts
             right = first_draft + min(drafts, self._accepts() if drafts else 0)
-            sampled = [] if request.is_prefill_chunk else text.tokens(right + 1)[first_draft:]
+            sampled = [] if request.is_prefill_chunk or request.pooling_params else text.tokens(right + 1)[first_draft:]
             table = list(self.work_tables(request_id)[0])
             work.append(Work(request_id, text, table, start, start + count, sampled, right))
             self._computed[request_id] = right
@@ -398,6 +398,7 @@ class Engine:
                 req_ids=[item.request_id for item in work],
                 req_id_to_index={item.request_id: i for i, item in enumerate(work)},
                 sampled_token_ids=[item.sampled for item in work],
+                pooler_output=[self._pooled(item) for item in work],
                 kv_connector_output=rank.execute(output, work),
             )
             for rank in self.ranks
@@ -421,6 +422,12 @@ class Engine:
         if self._drafts is not None:
             self.scheduler.update_draft_token_ids(self._drafts)
             self._drafts = None
+
+    def _pooled(self, item: Work) -> torch.Tensor | None:
+        """The answer to a pooling request, once all of its prompt has been computed."""
+        request = self._requests[item.request_id]
+        done = request.pooling_params is not None and item.end >= request.num_prompt_tokens
+        return torch.zeros(1) if done else None
 
     def _note_hashes(self, work: Sequence[Work]) -> None:
         for item in work:

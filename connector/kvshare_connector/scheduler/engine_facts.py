@@ -76,9 +76,14 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str, identifie
 
 
 def _combination_problem(vllm_config: Any) -> str:
-    """Combinations in which the engine itself would never finish our saves or confirm our loads."""
+    """Combinations in which the engine would never finish our saves or confirm our loads, or would move its caches."""
     if not vllm_config.cache_config.enable_prefix_caching:
         return "PrefixCachingOff: prefix caching is turned off, start the engine with --enable-prefix-caching"
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        return (
+            "SleepMode: sleep mode gives the caches other memory while the store still knows the old one; start the "
+            "engine without --enable-sleep-mode to cache"
+        )
     pp, speculative = vllm_config.parallel_config.pipeline_parallel_size, vllm_config.speculative_config
     if pp > 1 and speculative is not None and not getattr(vllm_config, "use_v2_model_runner", False):
         return (
@@ -129,6 +134,11 @@ def identify_weights(vllm_config: Any) -> tuple[str, str]:
     load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
     if load_format == "dummy":
         return "", "the weights are random (load format dummy), real weights expected: no other engine has the same"
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        return "", (
+            "weights are sent into the running engine (weight transfer is configured), so files do not say what its "
+            "caches are computed with: engines whose weights change keep to themselves"
+        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "", (
             "KV scales are computed by each engine at run time (--calculate-kv-scales), so equal weights do not give "
