@@ -8,13 +8,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
+import pathlib
 import random
+import shlex
+import subprocess
+import sys
 import warnings
 from typing import Any
 
 import pytest
 
 from kvshare_operator.core.commandline import flags, vllm_flags
+from kvshare_operator.core.commandline.reading import Opening, Reading, read_container
 
 pytestmark = pytest.mark.engine
 
@@ -43,6 +49,14 @@ def vllm_parser() -> Any:
     top = FlexibleArgumentParser(prog="vllm")
     make_arg_parser(top.add_subparsers(dest="subparser").add_parser("serve"))
     return top
+
+
+@pytest.fixture(scope="module")
+def module_parser(vllm_parser: Any) -> Any:
+    """The parser of `python -m vllm.entrypoints.openai.api_server`."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+    return make_arg_parser(type(vllm_parser)(prog="api_server"))
 
 
 def option_table(parser: Any) -> dict[str, int | None]:
@@ -77,7 +91,7 @@ def spelled(rng: random.Random, option: str) -> str:
 def piece(rng: random.Random) -> list[str]:
     """One option with its values, or something that stands among options."""
     watched = {
-        "--tensor-parallel-size": ["1", "2", "4", "+4", " 8"],
+        "--tensor-parallel-size": ["1", "2", "4", "+4", " 8", "1_0", "02"],
         "--pipeline-parallel-size": ["1", "2"],
         "--decode-context-parallel-size": ["1", "2"],
         "--block-size": ["16", "32"],
@@ -92,7 +106,12 @@ def piece(rng: random.Random) -> list[str]:
         ["-r1"], ["--hf-overrides", "{}"], ["--kv-transfer-config.kv_role", "kv_both"],
         ["--kv_transfer_config.kv_connector=X"], ["--speculative-config.num_speculative_tokens", "3"],
         ["--api-key", "k1", "k2"], ["--trust-remote-code"], ["--max-num-seqs=8"], ["-dp", "2"], ["--hf-token", "t"],
-        ["--generation-config", "a.b"], ["-cc.mode=3"],
+        ["--generation-config", "a.b"], ["-cc.mode=3"], ["--hf-overrides.rope_theta", "5"], ["-asc", "2"], ["-dpl=1"],
+        ["--compilation-config.cudagraph_mode=NONE"], ["--hf_overrides", '{"a": 1}'], ["-ep"], ["--no-enable-lora"],
+        ["--speculative-config", '{"num_speculative_tokens": 2}'], ["--lora-modules", "a=b", "c=d"], ["-pcp", "1"],
+        ["--cudagraph-capture-sizes", "1", "2", "4"], ["--limit-mm-per-prompt.image", "2"],
+        ["--uvicorn-log-level=info"], ["--async-scheduling"], ["--override-generation-config", "{}"],
+        ["--stream-interval", "-1"], ["--seed=-1"],
     ]  # fmt: skip
     if rng.random() < 0.5:
         return list(rng.choice(others))
@@ -121,34 +140,128 @@ def parsed_by_vllm(parser: Any, words: list[str]) -> argparse.Namespace | None:
     return None
 
 
+def assert_agree(theirs: argparse.Namespace, ours: flags.Arguments, words: list[str]) -> None:
+    """On every watched option ours has vLLM's value, or says that it is unknown.
+
+    What may stand in a `--config` file is unknown as well, unless the command line has it.
+    """
+    in_file = ours.get("--config").present
+    for option, (destination, default) in DESTINATIONS.items():
+        seen = ours.get(option)
+        if seen.unknown is not None or (in_file and not seen.given):
+            continue
+        value: Any = seen.text if seen.given else default
+        if isinstance(getattr(theirs, destination), int):
+            value = seen.number() if seen.given else default
+        assert value == getattr(theirs, destination), f"{option} in {words}"
+    model = getattr(theirs, "model_tag", None) or theirs.model
+    named = ours.get("--model")
+    if named.unknown is None and (named.given or not in_file):
+        assert (named.text or "Qwen/Qwen3-0.6B") == model, words
+    asked = ours.get("--enable-prefix-caching")
+    if asked.unknown is None and (asked.given or not in_file):
+        wanted = {None: None, "--no-enable-prefix-caching": False}.get(asked.text, True)
+        assert theirs.enable_prefix_caching == wanted, words
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_both_readers_agree_or_ours_says_unknown(vllm_parser: Any) -> None:
-    """Hundreds of lines, most of which vLLM accepts."""
+    """B24: hundreds of lines, most of which vLLM accepts."""
     accepted = 0
     for seed in range(LINES):
         words = line(seed)
         theirs = parsed_by_vllm(vllm_parser, words)
+        if theirs is not None:
+            accepted += 1
+            assert_agree(theirs, flags.read(words[1:], serve=True), words)
+    assert accepted > LINES // 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_agree_on_the_module_that_vllms_image_starts(module_parser: Any) -> None:
+    """`python -m vllm.entrypoints.openai.api_server` has no positional model, and the last `--model` wins there."""
+    accepted = 0
+    for seed in range(LINES):
+        rng = random.Random(-seed - 1)
+        words = [word for _ in range(rng.randrange(6)) for word in piece(rng)]
+        words += ["--model", "org/m"] if rng.random() < 0.8 else ["--model=org/a", *piece(rng), "--model", "org/b"]
+        theirs = parsed_by_vllm(module_parser, words)
         if theirs is None:
             continue
         accepted += 1
-        ours = flags.read(words[1:], serve=True)
-        for option, (destination, default) in DESTINATIONS.items():
-            seen = ours.get(option)
-            if seen.unknown is not None:
-                continue
-            value: Any = seen.text if seen.given else default
-            if isinstance(getattr(theirs, destination), int):
-                value = seen.number() if seen.given else default
-            assert value == getattr(theirs, destination), f"{option} in {words}"
-        model = theirs.model_tag or theirs.model
-        assert ours.get("--model").unknown is not None or (ours.get("--model").text or "Qwen/Qwen3-0.6B") == model, (
-            words
-        )
-        asked = ours.get("--enable-prefix-caching")
-        if asked.unknown is None:
-            wanted = {None: None, "--no-enable-prefix-caching": False}.get(asked.text, True)
-            assert theirs.enable_prefix_caching == wanted, words
+        assert_agree(theirs, flags.read(words, serve=False), words)
+        started = ["python3", "-m", "vllm.entrypoints.openai.api_server", *words]
+        reading = read_container({"name": "c", "command": started}, Opening())
+        assert isinstance(reading, Reading)
+        assert_agree(theirs, reading.arguments, words)
     assert accepted > LINES // 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_both_agree_beside_a_config_file(vllm_parser: Any, tmp_path: pathlib.Path) -> None:
+    """B23: the file's content is never guessed; what stands on the command line wins over it."""
+    file = tmp_path / "vllm.yaml"
+    file.write_text("tensor-parallel-size: 4\nblock-size: 32\nport: 8001\nkv-cache-dtype: fp8\nenforce-eager: true\n")
+    accepted = 0
+    for seed in range(LINES // 2):
+        rng = random.Random(seed)
+        words = line(seed)
+        config = rng.choice([["--config", str(file)], [f"--config={file}"]])
+        place = rng.randrange(2, len(words) + 1)
+        theirs = parsed_by_vllm(vllm_parser, [*words[:place], *config, *words[place:]])
+        if theirs is not None:
+            accepted += 1
+            assert_agree(theirs, flags.read([*words[1:place], *config, *words[place:]], serve=True), words)
+    assert accepted > LINES // 10
+
+
+WRAPPERS = (
+    "{line}",
+    "exec {line}",
+    "export A=1; {line}",
+    'set -e\nif [ -n "$HOME" ]; then\n  exec {line}\nfi',
+    "cat > /dev/null <<EOF\nvllm serve other -tp 8\nEOF\n{line}",
+    "cat > /dev/null <<'EOF'\nvllm serve other -tp 8\nEOF\n{line} # -tp 9",
+    "env A=b VLLM_LOGGING_LEVEL=DEBUG {line}",
+    "VLLM_USE_V1=1 {line}",
+    "sleep 0 & {line} 2>&1 | cat; wait",
+    "sh -c '{line}'",
+    'bash -ec "{line}"',
+    "run() {{ {line}; }}; run",
+    'eval "{line}"',
+    "TP=8; {line} -tp $TP",
+    "{line} -tp $PODS_TP",
+    "{line} -tp ${{MISSING:-2}}",
+    "{line} $(echo -tp 2)",
+    "for tp in 2; do {line} -tp $tp; done",
+    "python3 -m json.tool </dev/null; {line}",
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_agree_with_what_a_shell_hands_to_vllm(vllm_parser: Any, tmp_path: pathlib.Path) -> None:
+    """B11, F6: each line in a shell script, run by bash with a stub; vLLM's parser reads what the stub got."""
+    stub = tmp_path / "vllm"
+    stub.write_text(f"#!{sys.executable}\nimport json, sys\nprint('ARGV' + json.dumps(sys.argv[1:]))\n")
+    stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/tmp", "PODS_TP": "4"}
+    env = [{"name": name, "value": value} for name, value in environment.items()]
+    read = 0
+    for seed in range(LINES // 4):
+        wrapper = WRAPPERS[seed % len(WRAPPERS)]
+        quote = shlex.join if "'{" not in wrapper and '"{' not in wrapper else " ".join
+        script = wrapper.format(line=quote(["vllm", *line(seed)]))
+        ran = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+        given = [json.loads(text[4:]) for text in ran.stdout.splitlines() if text.startswith("ARGV")]
+        container = {"name": "c", "command": ["bash", "-c", f"{script} $KVSHARE_VLLM_ARGS"], "env": env}
+        answer = read_container(container, Opening())
+        if not isinstance(answer, Reading) or len(given) != 1:
+            continue
+        theirs = parsed_by_vllm(vllm_parser, given[0])
+        if theirs is not None:
+            read += 1
+            assert_agree(theirs, answer.arguments, [script])
+    assert read > LINES // 16
 
 
 @pytest.mark.filterwarnings("ignore")

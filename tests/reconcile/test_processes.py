@@ -18,20 +18,20 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvshare_layout import reports
 from kvshare_operator.api import crd, names
+from operator_processes import operator_environment, until
 from pods import Json, annotated, pod_p0, pool_p1
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
 from testbed.ports import free_ports
 
 pytestmark = pytest.mark.apiserver
-ROOT = pathlib.Path(__file__).parents[2]
 SECRET = "kvshare-webhook-certificates"
 
 
@@ -47,21 +47,17 @@ class Running:
 
     def start(self, name: str) -> None:
         """Start a process; its log is in the folder."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'connector'}",
-            "KUBECONFIG": str(self.api.kubeconfig),
-            "KVSHARE_NAMESPACE": "default",
-            "KVSHARE_SERVICE": "localhost",
-            "KVSHARE_CONNECTOR_IMAGE": "example.org/connector:1",
-            "KVSHARE_CERTIFICATE_DIRECTORY": str(self.folder / "certificates"),
-            "KVSHARE_ADMISSION_PORT": str(self.admission),
-            "KVSHARE_REPORT_PORT": str(self.report),
-            "KVSHARE_HEALTH_PORT": str(self.health[name]),
-            "KVSHARE_FULL_PASS_SECONDS": "1",
-            "KVSHARE_SWEEP_SECONDS": "1",
-            "KVSHARE_DRAIN_SECONDS": "2",
-        }
+        environment = operator_environment(
+            self.api.kubeconfig,
+            self.health[name],
+            namespace="default",
+            service="localhost",
+            certificate_directory=self.folder / "certificates",
+            admission_port=self.admission,
+            report_port=self.report,
+            sweep_seconds=1,
+            drain_seconds=2,
+        )
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "kvshare_operator", name], env=environment, stderr=log, stdout=log
@@ -108,14 +104,6 @@ class Running:
         """One condition of the pool."""
         found = [one for one in self.status().get("conditions", []) if one["type"] == kind]
         return found[0] if found else {}
-
-
-def until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

@@ -42,5 +42,5 @@ def test_all_mistakes_are_named_at_once() -> None:
     ],
 )
 def test_server_version_is_read_in_every_form(answer: dict[str, str], version: tuple[int, int] | None) -> None:
-    """Distributions add suffixes; what cannot be read is None."""
+    """B48: distributions add suffixes; what cannot be read is None."""
     assert read_version(answer) == version

@@ -97,7 +97,7 @@ def test_sharing_members_are_counted_with_sizes_and_layouts() -> None:
 
 
 def test_fingerprint_split_names_the_differing_fields() -> None:
-    """The commonest support case: no hits, and no error anywhere."""
+    """B31: the commonest support case: no hits, and no error anywhere."""
     other = said(fingerprint="b" * 32, manifest={"dtype": "bfloat16", "weights": "w"})
     found = status(member(1, report=said()), member(2, report=said()), member(3, "prefill", report=other))
     consistent = condition(found, names.MEMBERS_CONSISTENT)

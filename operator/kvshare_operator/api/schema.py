@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 import pydantic
 from pydantic import Field
 
+from kvshare_operator.core.quantity import bytes_of
+
 MAX_SIZE: Final = 1024
 
 
@@ -42,7 +44,19 @@ SET: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
 """A list whose elements are unique; their order means nothing."""
 Sizes = Annotated[list[Size], Field(min_length=1, max_length=16, json_schema_extra=SET)]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int32"})]
-Quantity = Annotated[str, Field(min_length=1, max_length=24, json_schema_extra={"x-kubernetes-int-or-string": True})]
+
+
+def _readable(text: str) -> str:
+    """Refuse what is no quantity of memory; objects of looser rules may hold any text. Raises ValueError."""
+    bytes_of(text)
+    return text
+
+
+Quantity = Annotated[
+    str,
+    Field(min_length=1, max_length=24, json_schema_extra={"x-kubernetes-int-or-string": True}),
+    pydantic.AfterValidator(_readable),
+]
 
 
 def quantity_rule(minimum: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from kvshare_operator.edges.pool_index import pools_path
 log = logging.getLogger("kvshare.apply")
 Json = dict[str, Any]
 _EVENT_MESSAGE: Final = 1000
+_UNTYPED: Final = "failed to create typed"
 
 
 async def apply_status(api: ClusterApi, pool: Json, status: Status) -> bool:
@@ -40,10 +41,39 @@ async def apply_status(api: ClusterApi, pool: Json, status: Status) -> bool:
     }
     query = {"fieldManager": names.CONTROLLER_MANAGER, "force": "true"}
     path = f"{pools_path(namespace, name)}/status"
-    await api.call("PATCH", path, query=query, body=body, content_type=APPLY)
+    try:
+        await api.call("PATCH", path, query=query, body=body, content_type=APPLY)
+    except ApiError as error:
+        # An object whose fields have other types than the schema: no write of it ever succeeds.
+        error.retry = error.retry and _UNTYPED not in str(error)
+        raise
     metrics.STATUS_WRITES.inc()
     await _tell(api, pool, before, status)
     return True
+
+
+async def tell_unwritable(api: ClusterApi, pool: Json, status: Status, problem: str) -> None:
+    """Post one event about a pool whose status the API server refuses, which happens to objects of looser rules.
+
+    Its name says which pool and generation, so it is never repeated.
+    """
+    metadata = pool["metadata"]
+    unique = hashlib.sha256(f"{metadata.get('uid')}{metadata.get('generation')}".encode()).hexdigest()[:12]
+    accepted = next((one for one in status.conditions or [] if one.type == names.ACCEPTED), None)
+    known = accepted is not None and accepted.status == "False"
+    reason = accepted.reason if known and accepted is not None else "StatusRefused"
+    message = accepted.message if known and accepted is not None else f"the API server refuses the status: {problem}"
+    try:
+        await _post_event(api, _about(pool), "Warning", reason, message, unique)
+    except ApiError as error:
+        if error.status != 409:
+            log.info("an event was lost: %s", error)
+
+
+def _about(pool: Json) -> Json:
+    metadata = pool["metadata"]
+    about = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": metadata.get("uid", "")}
+    return about | {"namespace": metadata["namespace"], "name": metadata["name"]}
 
 
 def as_json(status: Status) -> Json:
@@ -53,9 +83,7 @@ def as_json(status: Status) -> Json:
 
 async def _tell(api: ClusterApi, pool: Json, before: Status, after: Status) -> None:
     """Post an event for each condition whose status or reason changed. Losing one is no error."""
-    metadata = pool["metadata"]
-    about = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": metadata.get("uid", "")}
-    about |= {"namespace": metadata["namespace"], "name": metadata["name"]}
+    about = _about(pool)
     known = {c.type: (c.status, c.reason) for c in before.conditions or []}
     for condition in after.conditions or []:
         if known.get(condition.type) == (condition.status, condition.reason):

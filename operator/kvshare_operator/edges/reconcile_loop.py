@@ -12,14 +12,15 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from kvshare_operator.api.pool import SpecError
-from kvshare_operator.core.pool.status import next_status
+from kvshare_operator.api.status import Status
+from kvshare_operator.core.pool.status import Reach, next_status
 from kvshare_operator.core.pool.view import view
 from kvshare_operator.edges import metrics
-from kvshare_operator.edges.apply import apply_status, tell_pod
+from kvshare_operator.edges.apply import apply_status, tell_pod, tell_unwritable
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import Gatherer, Key
 from kvshare_operator.edges.secrets import CertificateKeeper
@@ -29,6 +30,8 @@ log = logging.getLogger("kvshare.loop")
 _GATHER_BURST_SECONDS: Final = 0.2
 _RETRY_SECONDS: Final = 5.0
 _CERTIFICATE_SECONDS: Final = 60.0
+
+Json = dict[str, Any]
 
 
 class ReconcileLoop:
@@ -49,6 +52,7 @@ class ReconcileLoop:
         self.gatherer, self.keeper, self.stores = gatherer, keeper, stores
         self.state = gatherer.state
         self.beat = time.monotonic()
+        self._unwritable: dict[str, Any] = {}
         self._every: list[_Repeated] = [
             _Repeated("full pass", full_pass_seconds, gatherer.list_pools),
             _Repeated("sweep", sweep_seconds, self._sweep),
@@ -75,9 +79,10 @@ class ReconcileLoop:
             await one.run_when_due()
         self.state.changed.clear()
         dirty, self.state.dirty = self.state.dirty, set()
+        reached = await self.gatherer.look_at_stores(dirty)
         for key in sorted(dirty):
             self.beat = time.monotonic()
-            await self._reconcile(key)
+            await self._reconcile(key, reached)
 
     async def _seed(self) -> None:
         """Know all members before the first status is written."""
@@ -94,10 +99,10 @@ class ReconcileLoop:
         for member in await self.gatherer.sweep():
             await tell_pod(self.gatherer.api, member)
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile(self, key: Key, reached: Mapping[str, Reach]) -> None:
         try:
             with metrics.RECONCILE_SECONDS.time():
-                result = await self._one(key)
+                result = await self._one(key, reached)
         except ApiError as error:
             result = "retry" if error.retry else "refused"
             log.warning("pool %s/%s: %s", *key, error)
@@ -108,28 +113,45 @@ class ReconcileLoop:
             log.exception("pool %s/%s could not be looked at", *key)
         metrics.RECONCILES.labels(result).inc()
 
-    async def _one(self, key: Key) -> str:
+    async def _one(self, key: Key, reached: Mapping[str, Reach]) -> str:
         pool = self.state.pools.get(key)
         if pool is None:
             metrics.forget_pool(*key)
             return "gone"
-        address, store = None, None
+        reach, store = Reach(None), None
         with contextlib.suppress(SpecError):
             seen = view(pool, self.gatherer.default_image)
-            address = seen.resolution.master_address
+            reach = reached.get(seen.resolution.master_address or "", reach)
             if self.stores is not None and seen.spec.store.type == "Managed":
                 store = await self.stores.keep(pool, seen.spec)
-        gathered = await self.gatherer.gather(key, address)
+        gathered = self.gatherer.gather(key, reach)
         if gathered is None:
             return "gone"
         gathered = dataclasses.replace(gathered, store=store)
         status = next_status(gathered)
         metrics.show_pool(*key, status)
-        written = await apply_status(self.gatherer.api, pool, status)
+        written = await self._write(pool, status)
         settling = store is not None and not store.complete and self.stores is not None and self.stores.settling(pool)
         if settling or (gathered.reach.reached is False and (store is None or store.complete)):
             self._later(key)
         return "written" if written else "unchanged"
+
+    async def _write(self, pool: Json, status: Status) -> bool:
+        """Write a status; one that the API server will never take is told by an event, and not tried again.
+
+        Until the pool is edited: its UID and generation are remembered.
+        """
+        metadata = pool["metadata"]
+        version = (str(metadata.get("uid")), metadata.get("generation"))
+        if self._unwritable.get(version[0]) == version[1]:
+            return False
+        try:
+            return await apply_status(self.gatherer.api, pool, status)
+        except ApiError as error:
+            if not error.retry and error.status not in (0, 403, 404):
+                self._unwritable[version[0]] = version[1]
+                await tell_unwritable(self.gatherer.api, pool, status, str(error))
+            raise
 
     def _later(self, key: Key) -> None:
         asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.state.mark, key)

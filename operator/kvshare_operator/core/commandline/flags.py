@@ -126,6 +126,9 @@ class _Reader:
                 self.positional = _value(word)
             if any(SPILL in word for word in words[start:place]):
                 self._anything("an unquoted variable whose value cannot be seen stands among the arguments")
+        if any(word == "--config" or word.startswith("--config=") for word in words):
+            # vLLM takes the file out before it parses: wherever the word stands, also as another option's value.
+            self.options.setdefault("--config", Seen(present=True, unknown="a word --config stands there"))
         return Arguments(self._with_model(), tuple(self.dotted), ends)
 
     def _with_model(self) -> dict[str, Seen]:
