@@ -152,7 +152,7 @@ def test_pod_that_was_missed_is_found_by_the_sweep_and_forgotten_when_it_goes() 
 def test_refused_write_of_one_pool_does_not_stop_others() -> None:
     """One broken object is one object's trouble."""
     other = pool_p1()
-    other["metadata"] = {**other["metadata"], "name": "p2"}
+    other["metadata"] = {**other["metadata"], "name": "p2", "uid": "other-uid"}
     second = POOL.replace("p1", "p2")
     api = MemoryClusterApi({POOL: pool_p1(), second: other})
     api.faults[f"{POOL}/status"] = ApiError(422, "invalid")
@@ -160,6 +160,24 @@ def test_refused_write_of_one_pool_does_not_stop_others() -> None:
     turns(loop)
     assert "status" in api.objects[second]
     assert "status" not in api.objects[POOL]
+
+
+def test_status_that_is_never_taken_is_told_once_and_not_tried_again_until_the_pool_is_edited() -> None:
+    """B60: one event, one attempt for each generation; an edit that mends the pool is written."""
+    api = MemoryClusterApi({POOL: pool_p1(prefill={"tensorParallelSizes": "4,2"})})
+    api.faults[f"{POOL}/status"] = ApiError(500, "failed to create typed live object: expected list, got 4,2")
+    loop = loop_over(api)
+    turns(loop, 5)
+    assert status_writes(api) == 1
+    (event,) = [one for path, one in api.objects.items() if path.startswith(EVENTS)]
+    assert (event["reason"], event["involvedObject"]["name"]) == ("SpecInvalid", "p1")
+    assert "tensorParallelSizes" in event["message"]
+    mended = pool_p1()
+    mended["metadata"]["generation"] = 2
+    api.objects[POOL] = mended
+    del api.faults[f"{POOL}/status"]
+    turns(loop, 2)
+    assert api.objects[POOL]["status"]["storeTPSize"] == 4
 
 
 def test_failing_write_is_tried_again() -> None:

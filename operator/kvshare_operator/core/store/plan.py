@@ -72,11 +72,7 @@ def plan_store(namespace: str, pool: str, uid: str, spec: Spec, settings: StoreS
     image = managed.image or settings.image
     if not image:
         return refusal("StoreImageMissing")
-    try:
-        asked = bytes_of(managed.capacity_per_node)
-    except ValueError as error:
-        return refusal("SpecInvalid", problem=f"store.managed.capacityPerNode: {error}")
-    capacity = asked // SEGMENT_STEP * SEGMENT_STEP
+    capacity = bytes_of(managed.capacity_per_node) // SEGMENT_STEP * SEGMENT_STEP
     if not SEGMENT_STEP <= capacity <= _LARGEST_BYTES:
         problem = f"store.managed.capacityPerNode: {managed.capacity_per_node} given, 16Mi to 8Pi expected"
         return refusal("SpecInvalid", problem=problem)
