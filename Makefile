@@ -6,7 +6,7 @@ PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
-.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios bench-operator \
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios bench bench-operator \
 	check generate verify docs clean
 
 help: ## List the verbs
@@ -48,6 +48,10 @@ test-scenarios: ## Further stories on the one-node cluster, such as a managed st
 bench-operator: ## The operator under load on a real kube-apiserver; writes docs/benchmarks/operator.md (ten minutes)
 	@$(PREPARE) apiserver
 	PYTHONPATH=.:connector:operator:tests $(VENV)/python -m bench.operator_load
+
+bench: ## Transfers, requests and lookups against competitors; writes docs/benchmarks/transfers.md (a quarter of an hour)
+	@$(PREPARE) engine
+	PYTHONPATH=.:connector:operator:tests $(VENV)/python -m bench.run
 
 check: ## Lint, format, types and import contracts
 	@$(PREPARE) fast

@@ -1,0 +1,139 @@
+"""Page: the generated page about transfers, from the JSON of one run. Pure; the plots are in ``plots``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: What was aimed at, by the group of cases: time of vLLM's shapes to ours (at least), of ours to one segment (at most).
+TOKEN_MAJOR, SMALL, LARGE, ONE_SEGMENT = 30.0, 2.5, 1.0, 1.11
+SMALL_BYTES, LARGE_BYTES = 16 << 10, 64 << 10
+
+
+def short(value: Mapping[str, float] | None) -> str:
+    """A ratio with its spread."""
+    if value is None:
+        return "-"
+    digits = [
+        f"{value[name]:.2f}" if value[name] < 10 else f"{value[name]:.0f}" for name in ("median", "least", "most")
+    ]
+    return f"{digits[0]} ({digits[1]} to {digits[2]})"
+
+
+def aims(cases: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int, float]]:
+    """Every aim: its sentence, how many cases reach it, how many there are, and the worst median."""
+    compared = [case for case in cases if case["vllm_to_ours"] is not None]
+    groups: list[tuple[str, list[float], float, bool]] = [
+        (
+            "token-major: vLLM's shapes take at least 30 times as long",
+            [c["vllm_to_ours"]["median"] for c in compared if c["layout"] == "LBNHC"], TOKEN_MAJOR, True,
+        ),
+        (
+            "head-major, at most 16 KiB a layer: at least 2.5 times as long",
+            [
+                c["vllm_to_ours"]["median"] for c in compared
+                if c["layout"] == "LBHNC" and c["layer_bytes"] <= SMALL_BYTES
+            ], SMALL, True,
+        ),
+        (
+            "head-major, at least 64 KiB a layer: not shorter",
+            [
+                c["vllm_to_ours"]["median"] for c in compared
+                if c["layout"] == "LBHNC" and c["layer_bytes"] >= LARGE_BYTES
+            ], LARGE, True,
+        ),
+        (
+            "every layout: at most 1.11 times the time of one-segment objects",
+            [c["to_one_segment"]["median"] for c in cases], ONE_SEGMENT, False,
+        ),
+    ]  # fmt: skip
+    return [
+        (
+            sentence,
+            sum(value >= limit if at_least else value <= limit for value in values),
+            len(values),
+            (min if at_least else max)(values),
+        )
+        for sentence, values, limit, at_least in groups
+        if values
+    ]
+
+
+def write_page(result: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    machine, cases = result["machine"], result["transfers"]
+    lines = [
+        "# Transfers, requests and lookups",
+        "",
+        f"Written by `make bench` on {machine['date']}: {machine['cores']} cores ({machine['processor']}), load "
+        f"{machine['load']} at the start, {machine['versions']}. Real Mooncake over TCP on loopback, caches in the "
+        "memory of the CPU. Exactness comes first: for each combination blocks are saved, everything is overwritten, "
+        "they are loaded elsewhere and all of the memory is compared; one wrong byte and there is no page.",
+        "",
+        "Times are compared inside a round, all competitors in turn, the order reversed from one round to the next; "
+        f"ratios are medians of {result['rounds']} rounds, with the least and the most.",
+        "",
+        "## Transfers",
+        "",
+        "Saves and loads of 64 blocks by a rank of 8 heads, 32 layers, 512 bytes a cell. *One segment* is objects of "
+        "the same sizes that lie ready in one buffer: nobody who must gather can be faster. *vLLM's shapes* are what "
+        "vLLM's own MooncakeStoreConnector sends with a common Store TP size, made with its own functions (it shares "
+        "two of the six layouts; of the token-major one 4 blocks are sent in a call and the time is taken per byte, "
+        "because 64 would take minutes).",
+        "",
+        "![Time against one-segment objects](transfers-one-segment.svg)",
+        "",
+        "![vLLM's shapes against ours](transfers-vllm.svg)",
+        "",
+        "| Aim | Reached | Worst median |",
+        "|---|---|---|",
+        *(f"| {text} | {reached} of {count} | {worst:.2f} |" for text, reached, count, worst in aims(cases)),
+        "",
+        "| Layout | Block | Heads of a shard | | Way | GB/s | Time to one segment | vLLM's shapes to ours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        lines.append(
+            f"| {case['layout']} | {case['tokens']} | {case['width']} | {case['operation']} | "
+            f"{'direct' if case['direct'] else 'packed'} | {case['gigabytes_per_second']:.2f} | "
+            f"{short(case['to_one_segment'])} | {short(case['vllm_to_ours'])} |"
+        )
+    if (whole := result.get("end_to_end")) is not None:
+        lines += [
+            "",
+            "## Requests",
+            "",
+            f"{whole['requests']} prompts of {whole['prompt_tokens']} tokens, answers of {whole['answer_tokens']}, "
+            f"concurrency {whole['concurrency']}, vLLM on CPU with a random float32 Llama; every answer equals that of "
+            "the engine without connector.",
+            "",
+            "![Throughput](end-to-end.svg)",
+            "",
+            "| Engine | Prompt tokens per second | To the engine without connector |",
+            "|---|---|---|",
+            f"| without connector | {whole['plain']:.0f} | 1 |",
+            f"| with connector, computed and stored | {whole['cold']:.0f} | {short(whole['cold_to_plain'])} |",
+            f"| with connector, read from the store | {whole['cached']:.0f} | {short(whole['cached_to_plain'])} |",
+        ]
+    lines += [
+        "",
+        "## Lookups",
+        "",
+        "Prompts of which every block is stored, 4 Store shards, blocks of 16 tokens. The thread's time is that of all "
+        "calls of the connector by vLLM's scheduler for this request; between them it schedules other requests.",
+        "",
+        "| Tokens | Keys asked | Calls | Scheduler thread, µs | Longest call, µs | Answer after, ms |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {one['tokens']} | {one['keys']} | {one['calls']} | {one['thread_microseconds']:.0f} | "
+            f"{one['longest_microseconds']:.0f} | {one['answer_milliseconds']:.0f} |"
+            for one in result["lookups"]
+        ),
+        "",
+        "## Memory of a rank",
+        "",
+        f"Staging arena: {result['memory']['arena_bytes'] >> 20} MiB by default in {result['memory']['parts']} parts, "
+        "page-locked where an accelerator copies from it; nothing else is page-locked. After saves and loads of 64 "
+        f"blocks of 2 MiB, {result['memory']['touched_bytes'] >> 20} MiB of it were in use and "
+        f"{result['memory']['other_bytes'] >> 20} MiB more were resident.",
+        "",
+    ]
+    return "\n".join(lines)
