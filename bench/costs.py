@@ -1,7 +1,5 @@
 """Costs: what a lookup takes of the scheduler's thread, and what memory a rank takes."""
 
-import resource
-import statistics
 import tempfile
 import time
 import warnings
@@ -12,11 +10,13 @@ from unittest import mock
 
 import torch
 
-from bench.rank import Rank, Shape, WrongBytesError, block_hashes
+from bench.rank import WrongBytesError
 from kvshare_connector.store import mooncake as edge
-from kvshare_connector.store.memory import MemoryStore
 from kvshare_connector.store.mooncake import MooncakeStore
 from kvshare_connector.store.settings import StoreSettings
+from kvshare_connector.worker.arena import Arena
+from kvshare_connector.worker.device import SCRATCH_BYTES
+from kvshare_connector.worker.transfer import GETTERS
 from kvshare_layout import keys
 from kvshare_layout.checks import STAGING_PARTS
 from kvshare_layout.config import ConnectorConfig
@@ -25,6 +25,7 @@ from testbed import mooncake
 PROMPTS = (1024, 16 * 1024, 128 * 1024)
 BLOCK_TOKENS, SHARDS = 16, 4
 REPEATS = 5
+OBJECT_BYTES = (64 << 10, 256 << 10, 2 << 20, 4 << 20)
 #: A scheduler comes back to a waiting request about this often.
 STEP_SECONDS = 0.005
 
@@ -55,16 +56,16 @@ class Memory:
     """A rank's memory.
 
     Attributes:
-        arena_bytes: the staging arena, page-locked where the device copies from it; none else is.
+        arena_bytes: the staging arena, page-locked where an accelerator copies from it.
         parts: equal parts of the arena, two for each direction.
-        touched_bytes: of it in use after saves and loads of 64 blocks of 2 MiB.
-        other_bytes: everything else that these saves and loads left resident.
+        objects: by the bytes of an object, how many a part takes.
+        device_bytes: of an accelerator's memory, at most, while blocks are packed and unpacked.
     """
 
     arena_bytes: int
     parts: int
-    touched_bytes: int
-    other_bytes: int
+    objects: dict[int, int]
+    device_bytes: int
 
 
 def lookups() -> list[Lookup]:
@@ -150,28 +151,10 @@ def _lookup(side: Any, request: Any) -> Lookup:
     )  # fmt: skip
 
 
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-
 def memory() -> Memory:
-    """A rank of 8 heads and 32 layers with the default arena, before and after it has moved 64 blocks a few times."""
-    shape = Shape("LBNHC", 32, 96, 8, 16, 512, 1)
-    rank = Rank(shape, MemoryStore(), torch.device("cpu"), staging_bytes=ConnectorConfig().staging_bytes)
-    try:
-        rank.fill(1)
-        before, kept = _resident(), []
-        for number in range(3):
-            hashes = block_hashes((number + 1) << 32, 64)
-            rank.save(hashes, range(64))
-            rank.load(hashes, range(64))
-            kept.append(rank.store.remove_prefix("kvs1/p-bench/"))
-        grown = _resident() - before
-        slots = 2 * (rank.arena.send.slots + rank.arena.receive.slots) * rank.plan.slot_bytes
-        touched = min(slots, rank.arena.buffer.numel(), grown)
-        if statistics.median(kept) != 64:
-            raise WrongBytesError(f"{kept} objects were stored, 64 expected")
-        return Memory(rank.arena.buffer.numel(), STAGING_PARTS, touched, max(0, grown - touched))
-    finally:
-        rank.close()
+    """What a rank allocates with the default configuration, from the classes that allocate it."""
+    arena, objects = Arena(ConnectorConfig().staging_bytes), dict[int, int]()
+    for size in OBJECT_BYTES:
+        arena.cut(size)
+        objects[size] = arena.send.slots
+    return Memory(arena.buffer.numel(), STAGING_PARTS, objects, (1 + GETTERS) * SCRATCH_BYTES)

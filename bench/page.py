@@ -59,7 +59,7 @@ def aims(cases: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int, float]
 
 def write_page(result: Mapping[str, Any]) -> str:
     """The page in Markdown."""
-    machine, cases = result["machine"], result["transfers"]
+    machine, cases, memory = result["machine"], result["transfers"], result["memory"]
     lines = [
         "# Transfers, requests and lookups",
         "",
@@ -130,10 +130,10 @@ def write_page(result: Mapping[str, Any]) -> str:
         "",
         "## Memory of a rank",
         "",
-        f"Staging arena: {result['memory']['arena_bytes'] >> 20} MiB by default in {result['memory']['parts']} parts, "
-        "page-locked where an accelerator copies from it; nothing else is page-locked. After saves and loads of 64 "
-        f"blocks of 2 MiB, {result['memory']['touched_bytes'] >> 20} MiB of it were in use and "
-        f"{result['memory']['other_bytes'] >> 20} MiB more were resident.",
+        f"Staging arena: {memory['arena_bytes'] >> 20} MiB by default in {memory['parts']} parts, page-locked where an "
+        "accelerator copies from it; nothing else is page-locked. A part takes "
+        + ", ".join(f"{count} objects of {int(size) >> 10} KiB" for size, count in memory["objects"].items())
+        + f". Packing and unpacking take at most {memory['device_bytes'] >> 20} MiB of an accelerator's own memory.",
         "",
     ]
     return "\n".join(lines)

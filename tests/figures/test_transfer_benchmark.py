@@ -32,7 +32,7 @@ def _result(*cases: dict[str, Any]) -> dict[str, Any]:
         "tokens": 1024, "keys": 256, "calls": 3, "thread_microseconds": 90.0, "longest_microseconds": 50.0,
         "answer_milliseconds": 9.0,
     }  # fmt: skip
-    memory = {"arena_bytes": 256 << 20, "parts": 4, "touched_bytes": 128 << 20, "other_bytes": 3 << 20}
+    memory = {"arena_bytes": 256 << 20, "parts": 4, "objects": {2 << 20: 32}, "device_bytes": 96 << 20}
     return {"machine": machine, "rounds": 5, "transfers": list(cases), "lookups": [lookup], "memory": memory}
 
 
@@ -73,6 +73,7 @@ def test_the_page_and_its_plots_come_from_the_figures_alone(tmp_path: Path) -> N
     assert "| LBNHC | 16 | 1 | save | direct | 1.50 | 1.04 (0.94 to 1.14) | 40 (39 to 41) |" in page
     assert "| BHLNC | 16 | 1 | save | direct | 1.50 | 1.00 (0.90 to 1.10) | - |" in page
     assert "| 1024 | 256 | 3 | 90 | 50 | 9 |" in page
+    assert "A part takes 32 objects of 2048 KiB. Packing" in page
     assert "## Requests" not in page
     for case in result["transfers"]:
         result["transfers"] = [*result["transfers"], {**case, "operation": "load"}]
@@ -119,7 +120,7 @@ def test_nothing_is_written_when_anything_was_wrong(
 
     one = Ratio(1.0, 1.0, 1.0)
     monkeypatch.setattr(transfers, "run", lambda **_: [])
-    monkeypatch.setattr(costs, "memory", lambda: costs.Memory(1, 4, 1, 0))
+    monkeypatch.setattr(costs, "memory", lambda: costs.Memory(1, 4, {}, 1))
     monkeypatch.setattr(costs, "lookups", list)
     monkeypatch.setattr(endtoend, "run", lambda rounds: endtoend.EndToEnd(1.0, 1.0, 1.0, one, one))
     match part:
