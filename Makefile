@@ -6,7 +6,7 @@ PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
-.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-scenarios bench bench-operator \
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix bench bench-operator \
 	check generate verify docs clean
 
 help: ## List the verbs
@@ -24,7 +24,7 @@ demo-keep: ## The same, and leave the cluster running
 demo-down: ## Remove the cluster that demo-keep left
 	@PYTHONPATH=tests $(PYTHON) -m testbed.cluster down
 
-test: ## All tests, group after group
+test: ## All tests, group after group, with one end-to-end run on the one-node cluster
 	@$(GROUPS_PYTEST) fast apiserver engine node
 
 test-fast: ## Tests that need Python packages only (under a minute)
@@ -36,14 +36,11 @@ test-apiserver: ## Contract tests on a real kube-apiserver
 test-engine: ## Real vLLM on CPU with a real Mooncake store
 	@$(GROUPS_PYTEST) engine
 
-test-node: ## One end-to-end run on the one-node cluster
-	@$(GROUPS_PYTEST) node
+test-node: ## Every story on the one-node cluster; writes docs/benchmarks/node.md (half an hour)
+	@$(GROUPS_PYTEST) node scenario; code=$$?; PYTHONPATH=tests $(PYTHON) -m testbed.node_table && exit $$code
 
 test-matrix: ## Every TP size and layout writes for every other; writes docs/benchmarks/matrix.md (half an hour)
 	@$(GROUPS_PYTEST) matrix
-
-test-scenarios: ## Further stories on the one-node cluster, such as a managed store; not part of `make test`
-	@$(GROUPS_PYTEST) scenario
 
 bench-operator: ## The operator under load on a real kube-apiserver; writes docs/benchmarks/operator.md (ten minutes)
 	@$(PREPARE) apiserver

@@ -58,7 +58,9 @@ def run_group(name: str) -> str:
         return "preparation failed"
     print(f"=== {name}: tests", flush=True)
     python = places.environment_python()
-    command = [str(python), "-m", "pytest", "-m", group.marker, f"--timeout={group.seconds}", "tests"]
+    report = places.REPOSITORY / "build" / "junit" / f"{name}.xml"
+    options = [f"--timeout={group.seconds}", f"--junitxml={report}"]
+    command = [str(python), "-m", "pytest", "-m", group.marker, *options, "tests"]
     code = subprocess.run(command, cwd=places.REPOSITORY, check=False).returncode
     return "" if code == 0 else ENDINGS.get(code, f"pytest ended with code {code}")
 
