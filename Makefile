@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV := .venv/bin
 PREPARE := PYTHONPATH=tests $(PYTHON) -m testbed.prepare --quiet-when-done
+RELEASE := PYTHONPATH=.:tests $(VENV)/python -m release
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
 .PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix bench bench-operator \
-	check generate verify docs clean
+	check generate verify docs release-check release clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,16 +55,18 @@ check: ## Lint, format, types and import contracts
 	@$(PREPARE) fast
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
-	$(VENV)/mypy connector operator tests bench
+	$(VENV)/mypy connector operator tests bench release
 	$(VENV)/lint-imports
 
-generate: ## Write the generated files (CRD, reference pages, figures, dashboard)
+generate: ## Write the generated files (version, CRD, reference pages, figures, dashboard)
 	@$(PREPARE) fast
+	$(RELEASE) version
 	$(VENV)/python -m kvshare_operator.api.crd
 	$(VENV)/python docs/generate.py
 
 verify: ## Fail when a generated file is not what its source says
 	@$(PREPARE) fast
+	$(RELEASE) version --check
 	$(VENV)/python -m kvshare_operator.api.crd --check
 	$(VENV)/python docs/generate.py --check
 
@@ -71,6 +74,14 @@ docs: ## The documentation as a site, in build/site
 	@$(PREPARE) fast
 	NO_MKDOCS_2_WARNING=true $(VENV)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
+
+release-check: ## Build wheel, chart and SBOM into build/release and check all that a release consists of
+	@$(PREPARE) apiserver
+	@$(RELEASE) check
+
+release: ## Set VERSION everywhere, date the changelog, check; prints how to publish
+	@$(PREPARE) apiserver
+	@$(RELEASE) prepare $(VERSION)
 
 clean: ## Delete what the checkout's own verbs made here; ~/.cache/kvshare stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
