@@ -9,6 +9,7 @@ import io
 import json
 import pathlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from aiohttp import web
 
 from kvshare_operator.core import certificates, review
 from kvshare_operator.edges.admission_server import AdmissionServer
+from pods import SETTINGS, pod_p0, pool_p1
 from testbed.ports import free_ports
 
 Json = dict[str, Any]
@@ -156,12 +158,39 @@ def test_body_that_is_no_review_is_a_client_error(tmp_path: pathlib.Path) -> Non
 
 
 def test_large_reviews_are_read(tmp_path: pathlib.Path) -> None:
-    """Pods can be large: 3 MiB are nothing special."""
+    """5.3: pods can be large: 4 MiB are nothing special, and are looked at within the API server's patience."""
+    pod = pod_p0(env=[{"name": f"V{n}", "value": "y" * 4096} for n in range(1024)])
+
+    async def review_it(request: Json) -> review.Answer:
+        return await asyncio.to_thread(review.answer, request, pool_p1(), SETTINGS)
 
     async def run() -> None:
-        async with serving(tmp_path) as running:
-            body = {"request": {"uid": "u2", "object": {"x": "y" * 3 * 2**20}}}
-            assert (await running.ask(body))["response"]["uid"] == "u2"
+        async with serving(tmp_path, review_it) as running:
+            request = {"uid": "u2", "namespace": "ns-a", "operation": "CREATE", "object": pod}
+            assert len(json.dumps(request)) > 4 * 2**20
+            began = time.monotonic()
+            response = (await running.ask({"request": request}))["response"]
+            assert (response["uid"], response["auditAnnotations"]["decision"]) == ("u2", "injected")
+            assert time.monotonic() - began < 4
+
+    asyncio.run(run())
+
+
+def test_review_that_hangs_is_answered_in_time_with_a_warning(tmp_path: pathlib.Path) -> None:
+    """F2: an API server that does not answer our look-up costs a warning, within the configuration's five seconds."""
+
+    async def hangs(_: Json) -> review.Answer:
+        await asyncio.sleep(60)
+        return review.ignore()
+
+    async def run() -> None:
+        async with serving(tmp_path, hangs) as running:
+            began = time.monotonic()
+            response = (await running.ask())["response"]
+            assert response["allowed"] is True
+            assert "InternalError" in response["warnings"][0]
+            assert response["auditAnnotations"]["reason"] == "InternalError"
+            assert time.monotonic() - began < 5
 
     asyncio.run(run())
 

@@ -24,7 +24,8 @@ from kvshare_operator.core import certificates, review
 from kvshare_operator.edges import metrics
 
 log = logging.getLogger("kvshare.admission")
-MAX_REVIEW_BYTES: Final = 4 * 2**20
+MAX_REVIEW_BYTES: Final = 8 * 2**20
+"""The API server takes requests of 3 MiB; as JSON, what was sent as protobuf can be larger."""
 _REVIEW_SECONDS: Final = 4.0
 """Below the configuration's timeout of 5 s, so that our own answer arrives."""
 _CERTIFICATE_CHECK_SECONDS: Final = 1.0
