@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 
 PAGES: dict[str, Callable[[], str]] = {
     "../charts/kvshare/dashboards/kvshare.json": dashboard.text,
+    "../charts/kvshare/README.md": chart_values.readme,
     "figures/demo.svg": figures.demo,
     "figures/layouts.svg": figures.layouts,
     "figures/replicas.svg": figures.replicas,

@@ -15,6 +15,8 @@ from testbed.prepare.go_programs import program
 ROOT = pathlib.Path(__file__).parents[1]
 CHART = ROOT / "charts" / "kvshare"
 NAMESPACE = "kvshare-system"
+SNAPSHOT = pathlib.Path(__file__).parent / "chart" / "testdata" / "default.yaml"
+SNAPSHOT_HEAD = "# What the chart renders with its defaults. Written by `KVSHARE_WRITE=1 make test-apiserver`.\n"
 
 
 def helm(*words: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +59,11 @@ def one(objects: list[Json], kind: str, name: str, namespace: str | None = None)
     return found[0]
 
 
+def without_hooks(objects: list[Json]) -> list[Json]:
+    """What `helm install` leaves in the cluster."""
+    return [thing for thing in objects if "helm.sh/hook" not in (thing["metadata"].get("annotations") or {})]
+
+
 def kinds(objects: list[Json]) -> set[str]:
     """Which kinds of objects there are."""
     return {thing["kind"] for thing in objects}
@@ -72,3 +79,9 @@ def environment_of(objects: list[Json], process: str) -> dict[str, str]:
     """The variables with a literal value that a process gets."""
     entries: list[dict[str, Any]] = pod_of(objects, process)["containers"][0]["env"]
     return {entry["name"]: entry["value"] for entry in entries if "value" in entry}
+
+
+def snapshot() -> str:
+    """What the chart renders with its defaults, without the generated resource, as text that reads well in a diff."""
+    objects = [thing for thing in rendered() if thing["kind"] != "CustomResourceDefinition"]
+    return SNAPSHOT_HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=118)

@@ -1,8 +1,8 @@
 """An installation of the chart on a bare API server: its own objects, and its processes under its own service accounts.
 
 No kubelet runs here, so three things are done by hand: processes are started on this machine with the variables of
-their rendered containers, the webhook configuration leads to this machine, and certificates are copied to where they would be
-mounted. Permissions are those that the chart grants, and nothing else.
+their rendered containers, the webhook configuration leads to this machine, and certificates are copied to where they
+would be mounted. Permissions are those that the chart grants, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 
-from helm_chart import NAMESPACE, ROOT, environment_of
+from helm_chart import NAMESPACE, ROOT, environment_of, without_hooks
 from pods import Json
 from testbed.certificates import write_kubeconfig
 from testbed.cluster import Cluster, api_server
@@ -49,7 +49,7 @@ class Installation:
 
     def __init__(self, api: Cluster, folder: pathlib.Path, objects: list[Json]) -> None:
         self.api, self.kubectl, self.folder = api, api.kubectl, folder
-        self.objects = copy.deepcopy(objects)
+        self.objects = copy.deepcopy(without_hooks(objects))
         self.admission, self.report, *health = free_ports(4)
         self.health = dict(zip(("controller", "webhook"), health, strict=True))
         self.certificates = folder / "certificates"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helm_chart import CHART, environment_of, helm, one, rendered
+from helm_chart import CHART, environment_of, helm, one, rendered, without_hooks
 from kvshare_operator.api import crd
 from kvshare_operator.core.injection.surroundings import COLLIDING_SERVICES
 from kvshare_operator.settings import read_settings
@@ -199,7 +199,7 @@ def api() -> Iterator[Cluster]:
                 "metadata": {"name": "default", "namespace": namespace},
             }
             running.kubectl.within(namespace).apply(account)
-        for thing in rendered("webhook.failurePolicy=Fail"):
+        for thing in without_hooks(rendered("webhook.failurePolicy=Fail")):
             running.kubectl.within(thing["metadata"].get("namespace", "default")).apply(thing)
         yield running
 

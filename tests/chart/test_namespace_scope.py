@@ -117,12 +117,17 @@ def status(place: Installation, namespace: str) -> Json:
     return found
 
 
+def total(place: Installation, namespace: str) -> int:
+    """How many members the pool has."""
+    return int(status(place, namespace).get("members", {}).get("total", 0))
+
+
 def test_pods_of_both_namespaces_are_injected_and_counted(place: Installation) -> None:
     """Injection, watch, status and events with Roles only."""
     for namespace in ("team", "other"):
         stored = create(place, namespace, "member")
         assert json.loads(stored["metadata"]["annotations"][names.INJECTED])["storeTP"] == 4
-        until(lambda where=namespace: status(place, where)["members"]["total"] == 1, "it is counted")  # type: ignore[misc]
+        until(lambda where=namespace: total(place, where) == 1, "it is counted")  # type: ignore[misc]
 
 
 def test_pod_elsewhere_starts_as_it_was_and_its_pool_is_left_alone(place: Installation) -> None:

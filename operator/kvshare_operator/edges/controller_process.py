@@ -17,6 +17,7 @@ from kvshare_operator.api import names
 from kvshare_operator.edges.cluster_api import HttpClusterApi
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.metrics import HealthSite
+from kvshare_operator.edges.pool_index import wait_until_served
 from kvshare_operator.edges.reconcile_loop import ReconcileLoop
 from kvshare_operator.edges.secrets import certificate_keeper
 from kvshare_operator.edges.store_keeper import StoreKeeper
@@ -49,6 +50,8 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         task = asyncio.create_task(loop.run(), name="reconcile loop")
         task.add_done_callback(_stopped)
         tasks.append(task)
+        if watched:
+            await wait_until_served(api)
 
     def pool_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
         state.pool_event(type, body)

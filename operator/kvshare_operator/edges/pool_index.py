@@ -6,11 +6,17 @@ because of that.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kvshare_operator.api import names
 from kvshare_operator.edges.cluster_api import ApiError, ClusterApi
+
+log = logging.getLogger("kvshare.pools")
+_SERVED_SECONDS: Final = 10.0
 
 Json = dict[str, Any]
 
@@ -48,6 +54,30 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return value
+
+
+async def wait_until_served(api: ClusterApi, seconds: float = _SERVED_SECONDS) -> bool:
+    """Wait for the resource, which `helm install` applies a moment before the processes start.
+
+    A process that may not watch resources looks for it once. If it comes later still, pools are found by listing only,
+    which is slower, until the process is restarted.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        with contextlib.suppress(ApiError):
+            groups = (await api.call("GET", "/apis")).get("groups") or []
+            if any(group.get("name") == names.GROUP for group in groups):
+                found = (await api.call("GET", f"/apis/{names.API_VERSION}")).get("resources") or []
+                if any(one.get("name") == names.PLURAL for one in found):
+                    return True
+        if asyncio.get_running_loop().time() >= deadline:
+            log.warning(
+                "the resource %s.%s is not installed: changes of pools are noticed late until this process is restarted",
+                names.PLURAL,
+                names.GROUP,
+            )
+            return False
+        await asyncio.sleep(0.2)
 
 
 class PoolDirectory:

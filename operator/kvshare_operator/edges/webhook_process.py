@@ -19,7 +19,7 @@ from kvshare_operator.core.server_version import read_version
 from kvshare_operator.edges.admission_server import AdmissionServer
 from kvshare_operator.edges.cluster_api import ApiError, HttpClusterApi
 from kvshare_operator.edges.metrics import HealthSite
-from kvshare_operator.edges.pool_index import PoolDirectory, stored
+from kvshare_operator.edges.pool_index import PoolDirectory, stored, wait_until_served
 from kvshare_operator.edges.reports import ReportEndpoint
 from kvshare_operator.edges.service_names import ServiceNames
 from kvshare_operator.settings import Settings
@@ -46,6 +46,8 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         configure(settings, operator_settings.watch_namespaces)
         settings.admission.server = server(operator_settings, api, pools)
         await health.start()
+        if operator_settings.watch_namespaces:
+            await wait_until_served(api)
 
     operator_settings = settings
     kopf.index(names.GROUP, names.VERSION, names.PLURAL, id="pools", registry=handlers)(pools)
