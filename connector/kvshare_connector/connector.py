@@ -103,13 +103,16 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._parsed = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._local_rank = 0
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._parsed, vllm_config, kv_cache_config, self._open_metadata_store, _store_problem()
             )
         else:
             parallel = vllm_config.parallel_config
-            rank = parallel.rank % (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+            ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            rank = parallel.rank % ranks
+            self._local_rank = (parallel.data_parallel_rank_local or 0) * ranks + rank
             self._worker = WorkerSide(
                 self._parsed.config,
                 kv_cache_config,
@@ -123,7 +126,7 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
 
     def _open_store(self) -> ObjectStore:
-        return mooncake.MooncakeStore.open(settings_from(self._parsed.config))
+        return mooncake.MooncakeStore.open(settings_from(self._parsed.config, local_rank=self._local_rank))
 
     def _open_metadata_store(self) -> ObjectStore:
         return mooncake.MooncakeStore.open(settings_from(self._parsed.config).metadata_only())

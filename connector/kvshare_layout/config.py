@@ -55,7 +55,8 @@ class ConnectorConfig:
         master_server_address: ``host:port`` of the Mooncake master; empty reads ``MOONCAKE_CONFIG_PATH``.
         metadata_server: Mooncake's metadata server.
         protocol: ``tcp`` or ``rdma``.
-        device_name: RDMA devices, comma-separated; empty or ``auto`` lets Mooncake choose for each rank.
+        device_name: RDMA devices, comma-separated; lists for each rank of a pod are separated by slashes; empty or
+            ``auto`` lets Mooncake choose for each rank.
         global_segment_size: bytes of store capacity that the engine itself contributes.
         local_buffer_size: bytes of Mooncake's own client buffer.
         staging_bytes: bytes of the staging arena of one rank, both directions together.

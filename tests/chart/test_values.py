@@ -94,7 +94,7 @@ def test_defaults_render_as_written() -> None:
 def test_placement_and_pull_secrets_reach_the_pods(process: str) -> None:
     """Each field where Kubernetes wants it."""
     toleration = {"key": "a", "operator": "Exists"}
-    affinity = {"nodeAffinity": {}}
+    affinity: Json = {"nodeAffinity": {}}
     resources = {"limits": {"memory": "1Gi"}}
     placed = {
         "priorityClassName": "high", "nodeSelector": {"zone": "x"}, "tolerations": [toleration], "affinity": affinity,

@@ -34,6 +34,14 @@ def test_our_own_keys_come_first(tmp_path: Path) -> None:
     assert settings_from(config, environ).metadata_only().segment_bytes == 0
 
 
+def test_each_rank_gets_its_own_devices_where_they_are_listed_for_each() -> None:
+    """Slashes between ranks, commas between devices of one; a ninth rank is the first of the next machine."""
+    config = ConnectorConfig(master_server_address="m:1", protocol="rdma", device_name="a,b/c/auto")
+    assert [settings_from(config, {}, rank).device for rank in range(4)] == ["a,b", "c", "", "a,b"]
+    everybody = ConnectorConfig(master_server_address="m:1", protocol="rdma", device_name="a,b")
+    assert [settings_from(everybody, {}, rank).device for rank in range(2)] == ["a,b", "a,b"]
+
+
 def test_without_keys_the_file_of_vllm_is_read(tmp_path: Path) -> None:
     """In vLLM's documented form, with units."""
     data = {

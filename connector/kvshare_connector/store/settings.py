@@ -53,8 +53,12 @@ class StoreSettings:
         return replace(self, segment_bytes=0)
 
 
-def settings_from(config: ConnectorConfig, environ: Mapping[str, str] | None = None) -> StoreSettings:
+def settings_from(
+    config: ConnectorConfig, environ: Mapping[str, str] | None = None, local_rank: int = 0
+) -> StoreSettings:
     """Settings of a connector: from its own keys, or from the file that ``MOONCAKE_CONFIG_PATH`` names.
+
+    ``local_rank`` counts the ranks of this pod; it picks the rank's own list where devices are listed for each rank.
 
     Raises:
         StoreUnavailable: neither names a master, or the file has mistakes, all of them in the text.
@@ -64,7 +68,7 @@ def settings_from(config: ConnectorConfig, environ: Mapping[str, str] | None = N
             master=config.master_server_address,
             metadata_server=config.metadata_server,
             protocol=config.protocol,
-            device=_device(config.device_name),
+            device=_device(config.device_name, local_rank),
             segment_bytes=config.global_segment_size,
             buffer_bytes=config.local_buffer_size,
         )
@@ -131,7 +135,10 @@ def settings_from_file(path: str) -> StoreSettings:
     return settings
 
 
-def _device(name: str) -> str:
+def _device(name: str, local_rank: int = 0) -> str:
+    """The devices of one rank; more ranks than lists begin again with the first, as on a second machine."""
+    lists = name.split("/")
+    name = lists[local_rank % len(lists)]
     return "" if name.lower() == "auto" else name
 
 

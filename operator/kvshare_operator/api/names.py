@@ -30,6 +30,9 @@ ENTRYPOINT: Final = "kvshare.dev/entrypoint"
 """`forwards-args`: the image's ENTRYPOINT passes its arguments to vLLM."""
 IMAGE_PYTHONPATH: Final = "kvshare.dev/image-pythonpath"
 """The image's own PYTHONPATH; it is joined behind ours."""
+NETWORK_DEVICES: Final = "kvshare.dev/network-devices"
+"""RDMA devices of this pod, with `store.protocol: RDMA`: `auto` (default, by topology for each rank), a list for all
+ranks (`mlx5_0,mlx5_1`), or one list for each rank, separated by slashes (`mlx5_0/mlx5_1`)."""
 
 # -- annotations and labels that the webhook writes -------------------------------------------------
 

@@ -21,6 +21,7 @@ Path = tuple[str | int, ...]
 OUR_ANNOTATIONS: Final = frozenset(
     {
         names.POOL, names.ROLE, names.CONTAINER, names.TENSOR_PARALLEL_SIZE, names.ENTRYPOINT, names.IMAGE_PYTHONPATH,
+        names.NETWORK_DEVICES,
     }
 )  # fmt: skip
 """What users write; in any other place than a pod template it has no effect."""

@@ -72,7 +72,7 @@ async def wait_until_served(api: ClusterApi, seconds: float = _SERVED_SECONDS) -
                     return True
         if asyncio.get_running_loop().time() >= deadline:
             log.warning(
-                "the resource %s.%s is not installed: changes of pools are noticed late until this process is restarted",
+                "%s.%s is not installed: changes of pools are noticed late until this process is restarted",
                 names.PLURAL,
                 names.GROUP,
             )

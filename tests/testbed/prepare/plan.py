@@ -21,7 +21,9 @@ def apiserver() -> list[Step]:
 
 def engine() -> list[Step]:
     """For engines and Mooncake as processes."""
-    return _with_debian(debian.ENGINE_PACKAGES, fast())
+    # etcd stands behind replicated masters.
+    steps = [*fast(), go_programs.go(), *_builds(go_programs.API_SERVER_BUILDS[:1])]
+    return _with_debian(debian.ENGINE_PACKAGES, steps)
 
 
 def node() -> list[Step]:

@@ -14,8 +14,10 @@ from kvshare_operator.core.pool.view import PoolView
 from kvshare_operator.core.quantity import bytes_of
 
 
-def connector_config(pool: PoolView, role: str, settings: InjectionSettings) -> config.ConnectorConfig:
-    """Return the connector's configuration for a member of ``pool`` with ``role``."""
+def connector_config(
+    pool: PoolView, role: str, settings: InjectionSettings, devices: str = ""
+) -> config.ConnectorConfig:
+    """Return the connector's configuration for a member of ``pool`` with ``role``; ``devices`` count with RDMA only."""
     spec, resolution = pool.spec, pool.resolution
     external = spec.store.external
     reports = bool(settings.report_url)
@@ -32,6 +34,7 @@ def connector_config(pool: PoolView, role: str, settings: InjectionSettings) -> 
         master_server_address=resolution.master_address or "",
         metadata_server=external.metadata_server if external else "P2PHANDSHAKE",
         protocol=spec.store.protocol.lower(),
+        device_name=devices if spec.store.protocol == "RDMA" else "",
         staging_bytes=bytes_of(spec.connector.staging_memory_per_rank),
         report_url=settings.report_url,
         report_ca_file=names.REPORT_CA_FILE if reports else "",
@@ -39,9 +42,9 @@ def connector_config(pool: PoolView, role: str, settings: InjectionSettings) -> 
     )
 
 
-def dotted_flags(pool: PoolView, role: str, settings: InjectionSettings) -> tuple[str, ...]:
-    """Return the connector's flags, always the same for the same pool and role."""
-    return config.to_dotted_flags(connector_config(pool, role, settings), kv_role=config.kv_role_of(role))
+def dotted_flags(pool: PoolView, role: str, settings: InjectionSettings, devices: str = "") -> tuple[str, ...]:
+    """Return the connector's flags, always the same for the same pool, role and devices."""
+    return config.to_dotted_flags(connector_config(pool, role, settings, devices), kv_role=config.kv_role_of(role))
 
 
 def missing_flags(arguments: Arguments, pool: PoolView, dotted: tuple[str, ...]) -> tuple[str, ...]:

@@ -134,9 +134,12 @@ def add_rdma(container: Json, pool: PoolView) -> None:
     if rdma is None:
         return
     resources = container.setdefault("resources", {})
-    for kind in ("requests", "limits"):
+    kinds = ("limits", "requests")
+    # A pod's own number wins; the API server wants both to be the same.
+    own = next((v for kind in kinds if (v := (resources.get(kind) or {}).get(rdma.resource_name)) is not None), None)
+    for kind in kinds:
         amounts = resources[kind] = dict(resources.get(kind) or {})
-        amounts.setdefault(rdma.resource_name, str(rdma.resource_count))
+        amounts.setdefault(rdma.resource_name, str(rdma.resource_count) if own is None else own)
     if rdma.ipc_lock == "Enabled":
         security = container.setdefault("securityContext", {})
         capabilities = security.setdefault("capabilities", {})

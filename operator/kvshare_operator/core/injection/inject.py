@@ -75,11 +75,11 @@ def _inject(
     if reading.way == "none":
         return _worker(result, container, pool, opt_in, settings)
     try:
-        dotted = arguments.dotted_flags(pool, opt_in.role, settings)
+        dotted = arguments.dotted_flags(pool, opt_in.role, settings, opt_in.network_devices)
     except ValueError as error:
         return refusal("PoolNotReady", pool=pool.name, problem=str(error))
     mode = pool.spec.connector.on_existing_connector
-    ours = arguments.connector_config(pool, opt_in.role, settings)
+    ours = arguments.connector_config(pool, opt_in.role, settings, opt_in.network_devices)
     replaced = compose.composed(container, reading, mode, ours, config.kv_role_of(opt_in.role))
     taken_in = mode != "Refuse" and reading.arguments.get(compose.FLAG).present
     if taken_in:
@@ -87,6 +87,7 @@ def _inject(
     tp, warnings = conflicts.check(container, reading, opt_in, pool, dotted, taken_in=taken_in)
     ranks = tp * (reading.arguments.get("--pipeline-parallel-size").number() or 1)
     around = surroundings.memory_warnings(container, ours, ranks)
+    around.extend(surroundings.device_warnings(pool, opt_in.network_devices, ranks))
     around.extend(surroundings.link_warnings(pod, container, services))
     more = _deliver(result, container, pool, opt_in, settings)
     delivery.add_report_access(result, container, settings)

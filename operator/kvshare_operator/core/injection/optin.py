@@ -7,6 +7,7 @@ refusal that names all allowed ones.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,12 +16,16 @@ from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.pool.groups import is_worker
 
 ROLES: Final = ("prefill", "decode", "both")
+_DEVICES: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}([,/][A-Za-z0-9][A-Za-z0-9_.-]{0,63}){0,127}")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
 @dataclasses.dataclass(frozen=True)
 class OptIn:
-    """The wish: which pool, in which role, and what cannot be read from the command line."""
+    """The wish: which pool, in which role, and what cannot be read from the command line.
+
+    ``network_devices`` is empty for `auto`.
+    """
 
     pool: str
     role: str = "both"
@@ -29,6 +34,7 @@ class OptIn:
     forwards_args: bool = False
     image_pythonpath: str | None = None
     group_worker: bool = False
+    network_devices: str = ""
 
 
 def wanted_pool(pod: Mapping[str, Any]) -> str | None:
@@ -54,6 +60,11 @@ def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
     entrypoint = annotations.get(names.ENTRYPOINT)
     if entrypoint not in (None, "forwards-args"):
         return refusal("AnnotationInvalid", annotation=names.ENTRYPOINT, given=entrypoint, expected="forwards-args")
+    devices = "".join(annotations.get(names.NETWORK_DEVICES, "auto").split())
+    if _DEVICES.fullmatch(devices) is None:
+        expected = "auto, a list such as mlx5_0,mlx5_1, or one list for each rank such as mlx5_0/mlx5_1"
+        given = annotations[names.NETWORK_DEVICES]
+        return refusal("AnnotationInvalid", annotation=names.NETWORK_DEVICES, given=given, expected=expected)
     return OptIn(
         pool=annotations[names.POOL],
         role=role,
@@ -61,6 +72,7 @@ def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
         tensor_parallel_size=size,
         forwards_args=entrypoint is not None,
         image_pythonpath=annotations.get(names.IMAGE_PYTHONPATH) or None,
+        network_devices="" if devices.lower() == "auto" else devices,
         group_worker=is_worker(_strings(pod, "labels")),
     )
 

@@ -1,4 +1,4 @@
-"""What around a pod can hurt an engine: Services whose link variables it would read, and too little memory.
+"""What around a pod can hurt an engine: Services whose link variables it would read, too little memory, odd devices.
 
 Why this exists: both break engines in ways that nobody connects with their cause. Kubernetes gives every pod
 variables for the Services of its namespace, and a Service `vllm` makes `VLLM_PORT=tcp://...`, which vLLM refuses
@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from kvshare_layout.config import ConnectorConfig
+from kvshare_operator.api import names
 from kvshare_operator.api.reasons import refusal
 from kvshare_operator.core.injection.conflicts import ConflictError
+from kvshare_operator.core.pool.view import PoolView
 from kvshare_operator.core.quantity import MIB, bytes_of
 
 COLLIDING_SERVICES: Final[dict[str, str]] = {
@@ -83,6 +85,29 @@ def memory_warnings(container: Mapping[str, Any], ours: ConnectorConfig, ranks: 
             f"KVShare takes {needed // MIB} MiB ({here} rank(s) of {each // MIB} MiB) of the memory limit "
             f"{limits['memory']}: raise the limit, or lower connector.stagingMemoryPerRank of the pool"
         ]
+    return []
+
+
+def device_warnings(pool: PoolView, devices: str, ranks: int) -> list[str]:
+    """Compare the annotation about network devices with the pool and the number of ranks.
+
+    Returns a warning where it has no effect. Raises ConflictError (AnnotationInvalid) when lists for each rank are not
+    as many as ranks, or as the ranks of one of several pods.
+    """
+    if not devices:
+        return []
+    if pool.spec.store.protocol != "RDMA":
+        return [f"{names.NETWORK_DEVICES} has no effect: the pool's store.protocol is {pool.spec.store.protocol}"]
+    lists = devices.count("/") + 1
+    if lists > 1 and ranks % lists:
+        raise ConflictError(
+            refusal(
+                "AnnotationInvalid",
+                annotation=names.NETWORK_DEVICES,
+                given=devices,
+                expected=f"one list for all ranks, or as many as the pod has ranks ({ranks})",
+            )
+        )
     return []
 
 
