@@ -140,9 +140,14 @@ def _chart() -> list[str]:
 def resource_problems() -> list[str]:
     """Compare with the newest definition of ``previous/``; wanted differences stand in ``accepted-crd-changes.txt``."""
     accepted = {line.strip() for line in ACCEPTED.read_text().splitlines() if line.strip() and not line.startswith("#")}
-    former = sorted(PREVIOUS.glob("*.yaml"), key=lambda path: [int(part) for part in path.stem.lstrip("v").split(".")])
-    old, new = (yaml.safe_load(path.read_text()) for path in (former[-1], CRD))
-    return [f"{former[-1].stem}: {text}" for text in crd_compatibility.differences(old, new) if text not in accepted]
+    last = former()
+    old, new = (yaml.safe_load(path.read_text()) for path in (last, CRD))
+    return [f"{last.stem}: {text}" for text in crd_compatibility.differences(old, new) if text not in accepted]
+
+
+def former() -> Path:
+    """The definition of the newest release that is kept."""
+    return max(PREVIOUS.glob("v*.yaml"), key=lambda path: [int(part) for part in path.stem[1:].split(".")])
 
 
 if __name__ == "__main__":

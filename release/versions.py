@@ -73,7 +73,7 @@ def write(root: Path = ROOT) -> list[Path]:
             if after != before:
                 path.write_text(after)
                 changed.append(path)
-    return changed
+    return list(dict.fromkeys(changed))
 
 
 def set_version(wanted: str, root: Path = ROOT) -> list[Path]:

@@ -137,3 +137,15 @@ def test_the_dashboard_tells_its_story_in_order() -> None:
     """The page has the same rows."""
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert rows == re.findall(r"^\| ([A-Z][^|]*\?) \|", PAGE, re.MULTILINE)
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    """Every page but records of the past; modules and files of ours have similar names and are none."""
+    known = {*exported(), *(re.sub(r"_(bucket|sum|count)$", "", name) for name in exported())}
+    modules = ("kvshare_layout", "kvshare_connector", "kvshare_operator", "kvshare_testbed")
+    for page in pages.PAGES:
+        if page.parent.name == "design":
+            continue
+        for name in set(re.findall(r"\bkvshare_[a-z_]+[a-z]\b", page.read_text())):
+            if not name.startswith(modules) or name.startswith("kvshare_operator_"):
+                assert name in known, f"{page.name}: nobody exports {name}"

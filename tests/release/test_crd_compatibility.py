@@ -13,7 +13,8 @@ from kvshare_operator.api import crd
 from release import __main__ as verbs
 from release.crd_compatibility import differences
 
-OLD: dict[str, Any] = yaml.safe_load((verbs.PREVIOUS / "v0.1.0.yaml").read_text())
+FORMER = verbs.former()
+OLD: dict[str, Any] = yaml.safe_load(FORMER.read_text())
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> list[str]:
@@ -117,4 +118,4 @@ def test_wanted_differences_are_accepted_word_for_word(monkeypatch: pytest.Monke
     (tmp_path / "accepted.txt").write_text("# why\nnames.shortNames: kvsp was removed\n")
     monkeypatch.setattr(verbs, "CRD", tmp_path / "crd.yaml")
     monkeypatch.setattr(verbs, "ACCEPTED", tmp_path / "accepted.txt")
-    assert verbs.resource_problems() == ["v0.1.0: scope: Namespaced became Cluster"]
+    assert verbs.resource_problems() == [f"{FORMER.stem}: scope: Namespaced became Cluster"]
