@@ -1,7 +1,7 @@
 """Facts of the engine: what the model's configuration says about the bytes of a cache."""
 
 import json
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,3 +68,29 @@ def test_the_canary_knows_the_seed_of_this_process(facts: ModuleType, monkeypatc
     told_apart = [found[seed, algorithm] for seed in (None, "7") for algorithm in ("sha256", "sha256_cbor")]
     assert None not in told_apart
     assert len(set(told_apart)) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, ""),
+        ({"model_config": SimpleNamespace(enable_sleep_mode=True)}, "SleepMode"),
+        ({"cache_config": SimpleNamespace(enable_prefix_caching=False)}, "PrefixCachingOff"),
+        (
+            {"speculative_config": object(), "parallel_config": SimpleNamespace(pipeline_parallel_size=2)},
+            "PipelineWithDraft",
+        ),
+    ],
+)
+def test_an_engine_that_could_not_keep_its_part_is_not_cached(
+    facts: ModuleType, changed: dict[str, object], reason: str
+) -> None:
+    """C6, and sleep mode, after which a registered address belongs to somebody else: refused with a reason."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        speculative_config=None,
+    )
+    vars(config).update(changed)
+    assert facts._combination_problem(config).split(":")[0] == reason
