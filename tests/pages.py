@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("kvshare", "make", "kubectl", "helm", "pip", "git")
+PROGRAMS = ("kvshare", "make", "kubectl", "helm", "pip", "git", "python3")
 """Words that begin a command; any other first line makes an untagged block output or a file."""
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
@@ -127,5 +127,7 @@ def of(program: str) -> list[Any]:
     import pytest
 
     return [
-        pytest.param(one, id=f"{one.place} {' '.join(one.words)[:60]}") for one in COMMANDS if one.words[0] == program
+        pytest.param(one, id=f"{one.place} {' '.join(one.words)[:60]}")
+        for one in COMMANDS
+        if one.words[0].rsplit("/", 1)[-1] == program
     ]
