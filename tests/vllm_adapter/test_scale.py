@@ -104,8 +104,8 @@ def test_a_very_long_prompt_neither_wedges_mooncake_nor_holds_a_step_up(
             rank.load(block_hashes(1 << 40, 64), range(64))
             assert time.monotonic() - started < 5
             # E1: what a dashboard shows.
-            assert rank.counts["put_segments"] == (PROMPT + 64) * LAYERS
-            assert rank.counts["get_segments"] == (2 * PROMPT + 64) * LAYERS
+            assert rank.counts["segments:put"] == (PROMPT + 64) * LAYERS
+            assert rank.counts["segments:get"] == (2 * PROMPT + 64) * LAYERS
         finally:
             rank.close()
             store.close()

@@ -366,6 +366,40 @@ def test_a_node_that_hangs_costs_its_own_loads_and_a_bounded_time(
     assert 20 not in bad
 
 
+def test_the_next_batch_is_read_while_the_last_one_is_unpacked(
+    store: MemoryStore, moved: Callable[..., Moved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the load is over only when every batch is in the cache, although all have been read before."""
+    moved(store).save(range(15))
+    while len(store.keys) < 30:
+        time.sleep(0.001)
+    reader = moved(store.another_client(), filled=False)
+    assert reader.arena.receive.slots < 15
+    reads, unpack, order = threading.Semaphore(0), Plain.unpack, list[str]()
+    clients: MemoryStore = reader.transfers._store()  # type: ignore[assignment]
+
+    def read(*_: object) -> None:
+        order.append("read")
+        reads.release()
+
+    def late(self: Plain, *args: Any) -> None:
+        # The first one waits for the second read; the last one for nobody.
+        assert reads.acquire(timeout=5)
+        if order.count("unpacked") == 0:
+            assert reads.acquire(timeout=5)
+            reads.release()
+        time.sleep(0.01)
+        unpack(self, *args)
+        order.append("unpacked")
+
+    clients.faults.before("get", read)
+    monkeypatch.setattr(Plain, "unpack", late)
+    reader.load(range(15), range(20, 35))
+    assert reader.rest()[:2] == ({"r1"}, set())
+    assert order.count("read") == order.count("unpacked") > 2
+    assert all(reader.holds(n, 20 + n) for n in range(15))
+
+
 class LateLane(Lane):
     """A device that does what it was given only after a while, as an accelerator behind its queue."""
 

@@ -1,7 +1,7 @@
 """Transfer: the threads that move a rank's blocks between its caches and the store.
 
-Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``ObjectStore``. Four threads: one packs, one
-puts, two get. Every job ends in exactly one report, whatever happens on the way.
+Imports neither vLLM nor Mooncake: it works on a plan, an arena and any ``ObjectStore``. One thread packs and one
+puts, two get and two unpack. Every job ends in exactly one report, whatever happens on the way.
 """
 
 import functools
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 OBJECTS_PER_CALL = 64
 #: Segments of one call to the store.
 SEGMENTS_PER_CALL = 1024
-#: Threads that get: one unpacks while the other waits for the store.
+#: Threads that get, and threads that unpack: a batch goes into the cache while the next one comes from the store.
 GETTERS = HALVES
 #: Seconds that a load may wait for its turn behind calls that hang; half of Mooncake's default lease.
 TURN_SECONDS = 5.0
@@ -73,6 +74,17 @@ class _Sending:
     epoch: int
     half: Half | None
     after: Callable[[], None] | None
+
+
+@dataclass(frozen=True)
+class _Unpacking:
+    """A batch that has been read and is on its way into the cache."""
+
+    order: Sequence[Item]
+    arrived: Sequence[bool]
+    first_bad: int | None
+    half: Half
+    done: Future[None]
 
 
 class Transfers:
@@ -112,6 +124,7 @@ class Transfers:
         self._saves: queue.SimpleQueue[tuple[SaveJob | int, Any] | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[_Sending | Callable[[], None] | None] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[tuple[LoadPlan, float, Any] | None] = queue.SimpleQueue()
+        self._unpacks: queue.SimpleQueue[_Unpacking | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"kvshare-{name}", daemon=True)
             for name, target in (
@@ -120,7 +133,11 @@ class Transfers:
                 *((f"get-{number}", self._get_loop) for number in range(GETTERS)),
             )
         ]
-        for thread in self._threads:
+        self._unpackers = [
+            threading.Thread(target=self._unpack_loop, name=f"kvshare-unpack-{number}", daemon=True)
+            for number in range(GETTERS)
+        ]
+        for thread in (*self._threads, *self._unpackers):
             thread.start()
 
     # What the engine's thread calls; nothing here waits.
@@ -171,6 +188,8 @@ class Transfers:
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        for _ in range(GETTERS):  # not before: what has been read is unpacked, and nobody waits for it in vain
+            self._unpacks.put(None)
 
     # Saving.
 
@@ -343,19 +362,34 @@ class Transfers:
         if store is None:
             self._count_given_up("get", len(items), counters.NO_CLIENT)
             return 0, set(plan.block_hashes)
-        for batch in _batches(items, self._arena.receive.slots):
-            unread = self._get(store, batch)
-            if self._void(plan.epoch):
-                return 0, set()
-            if unread:
-                first = min(unread)
-                self._count("loaded_blocks", first)
-                return first, {plan.block_hashes[position] for position in unread}
-        self._count("loaded_blocks", total)
-        return total, set()
+        good, unread, unpacking = total, set[int](), list[Future[None]]()
+        try:
+            for batch in _batches(items, self._arena.receive.slots):
+                unread = self._get(store, batch, unpacking)
+                if unread:
+                    good = min(unread)
+                if unread or self._void(plan.epoch):
+                    break
+        finally:
+            wait(unpacking)  # until then the cache is written to
+        for unpacked in unpacking:
+            unpacked.result()
+        if self._void(plan.epoch):
+            return 0, set()
+        self._count("loaded_blocks", good)
+        return good, {plan.block_hashes[position] for position in unread}
 
-    def _get(self, store: ObjectStore, batch: Sequence[Item]) -> set[int]:
-        """Read a batch into the cache; returns the positions of blocks with an object that did not arrive."""
+    def _get(self, store: ObjectStore, batch: Sequence[Item], unpacking: list[Future[None]]) -> set[int]:
+        """Read a batch and hand what must be unpacked to the other threads, while the next batch is read.
+
+        Args:
+            store: the client.
+            batch: what to read.
+            unpacking: what is being unpacked; one more is added when the batch has packed objects.
+
+        Returns:
+            the positions of blocks with an object that did not arrive.
+        """
         packed = sum(not item.planned.pieces for item in batch)
         half = self._arena.receive.borrow(packed) if packed else None
         try:
@@ -376,11 +410,26 @@ class Transfers:
             self._count("loaded_bytes", sum(i.planned.held.size for i, ok in zip(order, arrived, strict=True) if ok))
             first_bad = min(bad, default=None)
             if half is not None:
-                self._scatter(order, arrived, first_bad, half)
+                unpacking.append(Future())
+                self._unpacks.put(_Unpacking(order, arrived, first_bad, half, unpacking[-1]))
+                half = None  # theirs now
             return bad
         finally:
             if half is not None:
                 self._arena.receive.give_back(half)
+
+    def _unpack_loop(self) -> None:
+        while (work := self._unpacks.get()) is not None:
+            error: Exception | None = None
+            try:
+                self._scatter(work.order, work.arrived, work.first_bad, work.half)
+            except Exception as raised:  # the load's own thread says it
+                error = raised
+            self._arena.receive.give_back(work.half)
+            if error is None:
+                work.done.set_result(None)
+            else:
+                work.done.set_exception(error)
 
     def _prove(self, store: ObjectStore, order: Sequence[Item], results: Sequence[int], half: Half) -> list[int]:
         """Results of a GET in which an object whose digest does not fit has failed, and has been removed.
