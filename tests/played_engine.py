@@ -466,8 +466,9 @@ class Engine:
 
     @property
     def transfers_open(self) -> bool:
-        """Whether a rank still moves bytes."""
-        return any(rank.connector._worker_side.transfers_open for rank in self.ranks)
+        """Whether a rank still moves bytes; what it has to say afterwards comes with the next request's steps."""
+        movers = [rank.connector._worker_side._transfers for rank in self.ranks]
+        return any(mover.open for mover in movers if mover is not None)
 
     @property
     def used_blocks(self) -> int:

@@ -168,7 +168,7 @@ def test_large_batches_answer_for_every_key_in_order(store: ObjectStore, poisone
 
 
 def test_two_clients_see_the_same_objects(open_store: Callable[[], ObjectStore], poisoned: Make, key: Name) -> None:
-    """What one engine stores another one reads."""
+    """What one engine stores another one reads; both on one host, with ports of their own choice (case E6)."""
     writer, reader = open_store(), open_store()
     data = _bytes(9, 777)
     assert writer.put_many([key("a")], [[(_filled(poisoned, data), 777)]]) == [0]

@@ -124,7 +124,10 @@ def ours(engine: Any) -> list[Any]:
 def test_a_saved_prompt_is_published_as_vllm_publishes_its_own_blocks(
     world: "World", with_events: "Callable[..., Any]", layout: str
 ) -> None:
-    """Four ranks, packed and direct: the same hashes, parents, tokens and extra keys as the engine's own cache."""
+    """E7: four ranks, packed and direct: hashes, parents, tokens and extra keys are those of the engine's own cache.
+
+    The medium is one, whichever replica and tier the store has chosen.
+    """
     extra = {"pipeline_parallel_sizes": [1, 2]}
     engine = with_events(world, "a", tp=2, pp=2, layout=layout, extra=extra)
     engine.add("r", PROMPT, cache_salt="pepper")

@@ -185,12 +185,6 @@ class WorkerSide:
             dict.fromkeys(rest.landed, 1),
         )
 
-    @property
-    def transfers_open(self) -> bool:
-        """Whether bytes are still under way, or results wait for the next step."""
-        moving = self._transfers is not None and self._transfers.open
-        return moving or self._completions.waiting
-
     def statistics(self) -> dict[str, Any] | None:
         """What was counted since the last call; None when it can wait, as the time that calls take can for a moment."""
         if self._arena is not None:
