@@ -145,6 +145,28 @@ def test_each_save_and_each_load_completes_once(
     assert sum(len(m.step.saves) for m in one.metadata) > 2
 
 
+def test_all_ranks_of_an_uneven_pipeline_have_one_namespace_and_read_what_was_written(
+    new_world: "Callable[..., World]", engines: "Callable[..., Engine]"
+) -> None:
+    """F1: five layers on two stages, scheduler and ranks in one namespace; the second pass gets from the store."""
+    from played_model import Shape
+
+    world = new_world(Shape(layers=5))
+    extra = {"pipeline_parallel_sizes": [1, 2]}
+    one = engines(world, "a", tp=2, pp=2, extra=extra)
+    one.ask(PROMPT)
+    used = {rank.connector._worker_side._transfers._namespace for rank in one.ranks}
+    assert used == {one.side.decision.namespace}
+    assert sorted(len(rank.layers) for rank in one.ranks) == [2, 2, 3, 3]
+    assert one.pool.reset_prefix_cache()
+    assert one.ask(PROMPT) == 48
+    assert one.count("loaded_objects") == 4 * 12 * 2
+    two = engines(world, "b", tp=4, pp=1, layout="BLHNC", extra=extra)
+    assert two.side.decision.namespace == one.side.decision.namespace
+    assert two.ask(PROMPT) == 48
+    assert world.check_store() == 4 * 12 * 2
+
+
 def test_a_load_that_always_fails_is_tried_once(world: "World", engines: "Callable[..., Engine]") -> None:
     """F3: all GETs fail, and the allocation after it is refused at first."""
     engines(world, "a").ask(PROMPT)
