@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
-import inspect
 import json
 import re
 import time
@@ -19,6 +18,7 @@ from kvshare_operator.api.reasons import refusal
 from kvshare_operator.cli.check_findings import Findings, judge
 from kvshare_operator.cli.check_reading import CannotReadError, NotInstalledError, Seen, read_cluster
 from kvshare_operator.cli.check_tables import print_findings
+from kvshare_operator.cli.usage import with_examples
 
 if TYPE_CHECKING:
     from kvshare_operator.edges.cluster_api import ClusterApi
@@ -43,6 +43,7 @@ class Output(enum.StrEnum):
     json = "json"
 
 
+@with_examples(_EXAMPLES)
 def check(
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="Default: the namespace of the current context.")
@@ -76,9 +77,6 @@ def check(
         typer.echo(text, err=True)
     if not (found.settled if wait else found.good):
         raise typer.Exit(1)
-
-
-check.__doc__ = f"{inspect.cleandoc(check.__doc__ or '')}\n{_EXAMPLES}"
 
 
 def _seconds(text: str | None) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import enum
-import inspect
 import json
 import pathlib
 import re
@@ -17,6 +16,7 @@ from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.cli.inject_items import Item, Pools, items_of, patched, services_of
 from kvshare_operator.cli.manifests import Document, changed, normalised, read_source
 from kvshare_operator.cli.pool_file import read_pool_file
+from kvshare_operator.cli.usage import with_examples
 from kvshare_operator.core.injection.settings import KNOWN_IMAGES, InjectionSettings
 from kvshare_operator.core.pool.view import PoolView, view
 
@@ -42,6 +42,7 @@ class Output(enum.StrEnum):
     json = "json"
 
 
+@with_examples(_EXAMPLES)
 def inject(
     files: Annotated[
         list[str], typer.Option("-f", "--file", metavar="PODS.yaml", help="Manifests; - is standard input; repeatable.")
@@ -94,9 +95,6 @@ def inject(
             _say(item)
     if any(item.decision == "refused" for item in items):
         raise typer.Exit(1)
-
-
-inject.__doc__ = f"{inspect.cleandoc(inject.__doc__ or '')}\n{_EXAMPLES}"
 
 
 def _settings(
@@ -174,9 +172,10 @@ def _print_documents(decided: list[tuple[Document, list[Item]]], output: Output)
                 _print_diff(document, items, normalised(document) if before != after else before, after)
             continue
         if printed and not after.startswith("---") and not printed.rstrip().endswith("\n..."):
-            typer.echo("---")
+            typer.echo(f"---{document.newline}", nl=False)
         printed = after
-        typer.echo(after, nl=not after.endswith("\n"))
+        ended = after if after.endswith("\n") else f"{after}\n"
+        typer.echo(ended.replace("\n", document.newline), nl=False)
 
 
 def _print_diff(document: Document, items: list[Item], before: str, after: str) -> None:

@@ -25,6 +25,7 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 from kvshare_operator.cli.yaml_comments import keep_last, take_trailing
 
 Json = dict[str, Any]
+_MOST_VALUES: Final = 1_000_000
 _MARK: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _END: Final = re.compile(r"^\.\.\.[^\S\n]*(?:#[^\n]*)?(?:\n|\Z)", re.MULTILINE)
 
@@ -37,24 +38,29 @@ class Document:
         source: the file's name, `-` for standard input.
         text: its exact text, without the mark before it.
         content: plain values; None for one that holds comments only.
+        newline: how the file's lines end; ``text`` has plain newlines in any case.
     """
 
     source: str
     text: str
     content: Any
+    newline: str = "\n"
 
 
 def read_source(path: str) -> tuple[list[Document], list[str]]:
     """Read a file (`-` is standard input). Return its documents, and every mistake as a sentence."""
     try:
-        text = sys.stdin.read() if path == "-" else pathlib.Path(path).read_text(encoding="utf-8")
+        raw = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+        text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         return [], [f"{path} cannot be read: {reason}"]
+    newline = "\r\n" if "\r\n" in text else "\n"
+    text = text.replace("\r\n", "\n")
     documents, mistakes, line = [], [], 1
     for part in split(text):
         try:
-            documents.append(Document(path, part, plain(_yaml(part).load(part))))
+            documents.append(Document(path, part, plain(_yaml(part).load(part)), newline))
         except (YAMLError, ValueError) as error:
             why = " ".join(str(getattr(error, "problem", None) or error).split())
             mark = getattr(error, "problem_mark", None)
@@ -81,17 +87,29 @@ def split(text: str) -> list[str]:
 
 
 def plain(node: Any) -> Any:
-    """Return the same values as plain Python, without comments and styles; dates become text, as in Kubernetes."""
-    if isinstance(node, dict):
-        return {str(key): plain(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [plain(value) for value in node]
-    if node is None or isinstance(node, bool):
-        return node
-    for kind in (int, float, str):
-        if isinstance(node, kind):
-            return kind(node)
-    return str(node)
+    """Return the same values as plain Python, without comments and styles; dates become text, as in Kubernetes.
+
+    Raises ValueError for aliases that stand for more than a million values together.
+    """
+    left = _MOST_VALUES
+
+    def copied(value: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES} values")
+        if isinstance(value, dict):
+            return {str(key): copied(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [copied(one) for one in value]
+        if value is None or isinstance(value, bool):
+            return value
+        for kind in (int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return str(value)
+
+    return copied(node)
 
 
 def normalised(document: Document) -> str:

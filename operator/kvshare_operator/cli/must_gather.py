@@ -5,7 +5,6 @@ check's dry run.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import json
 import pathlib
@@ -21,6 +20,7 @@ from kvshare_operator.cli import check
 from kvshare_operator.cli.check_findings import judge
 from kvshare_operator.cli.check_reading import CannotReadError, NotInstalledError, read_cluster
 from kvshare_operator.cli.check_tables import print_findings
+from kvshare_operator.cli.usage import with_examples
 
 if TYPE_CHECKING:
     from kvshare_operator.cli.must_gather_reading import Gathering
@@ -51,6 +51,7 @@ Examples:
 """
 
 
+@with_examples(_EXAMPLES)
 def must_gather(
     namespace: Annotated[
         str | None, typer.Option("-n", "--namespace", help="Default: the namespace of the current context.")
@@ -90,9 +91,6 @@ def must_gather(
     typer.echo(f"{target}: {len(files)} files; look through it before you send it to anybody")
     for line in missing:
         typer.echo(f"not in it: {line}", err=True)
-
-
-must_gather.__doc__ = f"{inspect.cleandoc(must_gather.__doc__ or '')}\n{_EXAMPLES}"
 
 
 async def _run(

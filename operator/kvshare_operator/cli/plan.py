@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import json
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from kvshare_operator.cli.plan_drawing import drawing_of
 from kvshare_operator.cli.plan_svg import plan_svg
 from kvshare_operator.cli.plan_tables import print_plan
 from kvshare_operator.cli.pool_file import read_pool_file, to_planned
+from kvshare_operator.cli.usage import with_examples
 from kvshare_operator.core.pool.plan import Plan, PlannedPool, PlanProblem, make_plan
 
 _EXAMPLES = """
@@ -52,6 +52,7 @@ def _sizes(text: str | None, flag: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in parts))
 
 
+@with_examples(_EXAMPLES)
 def plan(
     file: Annotated[
         str | None, typer.Option("-f", "--file", metavar="POOL.yaml", help="A KVSharePool; - is standard input.")
@@ -93,9 +94,6 @@ def plan(
         print_plan(found)
     if found.problems:
         raise typer.Exit(1)
-
-
-plan.__doc__ = f"{inspect.cleandoc(plan.__doc__ or '')}\n{_EXAMPLES}"
 
 
 def _print_svg(found: Plan) -> None:
