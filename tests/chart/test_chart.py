@@ -119,7 +119,7 @@ def test_permissions_are_the_smallest(objects: list[Json]) -> None:
             ("tokenreviews", "create"), ("pods/status", "patch"), ("services", "get"),
         },
         "kvshare-controller": {
-            ("kvsharepools", "get,list,watch"), ("kvsharepools/status", "patch"), ("pods", "list,watch"),
+            ("kvsharepools", "list,watch"), ("kvsharepools/status", "patch"), ("pods", "list,watch"),
             ("customresourcedefinitions", "list,watch"), ("events", "create"),
             ("mutatingwebhookconfigurations", "get,patch"),
         } | MANAGED_STORE,

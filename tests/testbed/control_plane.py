@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed import certificates
+from testbed import audit, certificates
 from testbed.cluster_state import State
 from testbed.kubectl import Kubectl
 from testbed.prepare.go_programs import program, search_path
@@ -123,6 +123,7 @@ def start_api_server(programs: Programs, ports: Ports, *, advertise: str) -> Pat
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--enable-admission-plugins=NodeRestriction",
         "--kubelet-preferred-address-types=InternalIP",
+        *audit.flags(folder),
     )
     authority = folder / "certificates" / "apiserver.crt"
     programs.wait(api, authority.exists, seconds=30, what="write its certificate")
