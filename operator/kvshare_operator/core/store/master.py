@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvshare_operator.core.store import pods
-from kvshare_operator.core.store.identity import METRICS_PORT, RPC_PORT, selector
+from kvshare_operator.core.store.identity import METRICS_PORT, RPC_PORT
 from kvshare_operator.core.store.plan import MASTER_REQUEST, StorePlan
 
 Json = dict[str, Any]
@@ -61,29 +61,10 @@ def deployment(plan: StorePlan) -> Json:
             "failureThreshold": 6,
         },
     )
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": pods.metadata(plan, "master"),
-        "spec": {
-            "replicas": 1,
-            "revisionHistoryLimit": 2,
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": selector(plan.pool, "master")},
-            "template": pods.pod_template(plan, "master", container, 5),
-        },
-    }
+    template = pods.pod_template(plan, "master", container, 5)
+    return pods.workload(plan, "Deployment", "master", 1, template, strategy={"type": "Recreate"})
 
 
 def service(plan: StorePlan) -> Json:
     """Return the Service behind the address that members get."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": pods.metadata(plan, "master"),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": selector(plan.pool, "master"),
-            "ports": [{"name": "rpc", "port": RPC_PORT, "targetPort": "rpc", "protocol": "TCP"}],
-        },
-    }
+    return pods.service(plan, "master", ("rpc", RPC_PORT), type="ClusterIP")

@@ -51,35 +51,21 @@ def stateful_set(plan: StorePlan) -> Json:
     }
     if plan.node_selector:
         more["nodeSelector"] = dict(plan.node_selector)
-    metadata = pods.metadata(plan, "nodes")
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": metadata,
-        "spec": {
-            "replicas": plan.nodes,
-            "revisionHistoryLimit": 2,
-            "serviceName": metadata["name"],
-            "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "RollingUpdate"},
-            "selector": {"matchLabels": selector(plan.pool, "nodes")},
-            "template": pods.pod_template(plan, "nodes", container, 30, **more),
-        },
-    }
+    return pods.workload(
+        plan,
+        "StatefulSet",
+        "nodes",
+        plan.nodes,
+        pods.pod_template(plan, "nodes", container, 30, **more),
+        serviceName=pods.metadata(plan, "nodes")["name"],
+        podManagementPolicy="Parallel",
+        updateStrategy={"type": "RollingUpdate"},
+    )
 
 
 def service(plan: StorePlan) -> Json:
     """Return the headless Service that a StatefulSet needs; nobody connects through it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": pods.metadata(plan, "nodes"),
-        "spec": {
-            "clusterIP": "None",
-            "selector": selector(plan.pool, "nodes"),
-            "ports": [{"name": "client", "port": CLIENT_PORT, "targetPort": "client", "protocol": "TCP"}],
-        },
-    }
+    return pods.service(plan, "nodes", ("client", CLIENT_PORT), clusterIP="None")
 
 
 def disruption_budget(plan: StorePlan) -> Json:

@@ -25,6 +25,37 @@ def metadata(plan: StorePlan, component: Component, suffix: str = "") -> Json:
     }
 
 
+def workload(plan: StorePlan, kind: str, component: Component, replicas: int, template: Json, **more: Any) -> Json:
+    """Return a Deployment or StatefulSet around a pod template; ``more`` enters its spec."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": metadata(plan, component),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 2,
+            "selector": {"matchLabels": identity.selector(plan.pool, component)},
+            "template": template,
+            **more,
+        },
+    }
+
+
+def service(plan: StorePlan, component: Component, port: tuple[str, int], **more: Any) -> Json:
+    """Return a Service in front of a component's pods, with one port by name and number; ``more`` enters its spec."""
+    name, number = port
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan, component),
+        "spec": {
+            "selector": identity.selector(plan.pool, component),
+            "ports": [{"name": name, "port": number, "targetPort": name, "protocol": "TCP"}],
+            **more,
+        },
+    }
+
+
 def pod_template(plan: StorePlan, component: Component, container: Json, seconds: int, **more: Any) -> Json:
     """Return a pod template with one container; ``seconds`` is the grace period, ``more`` enters the pod spec."""
     security: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
