@@ -24,9 +24,9 @@ from testbed import mooncake
 BLOCKS = 64
 #: Blocks of vLLM's token-major shapes in one call; its time is taken per byte. 64 would be minutes a round.
 FEW = 4
-LAYERS, HEADS, CELL = 32, 8, 2 * 128 * 2
+LAYERS, CELL = 32, 2 * 128 * 2
 BLOCK_TOKENS = (16, 32)
-#: Heads of a shard.
+#: Heads of a shard; a rank has two shards of them, or one of the widest.
 WIDTHS = (1, 2, 8)
 CPU = torch.device("cpu")
 
@@ -188,7 +188,8 @@ def run(
         for count in tokens:
             for width in widths:
                 for layout in layouts:
-                    shape = Shape(layout, LAYERS, BLOCKS + BLOCKS // 2, HEADS, count, CELL, HEADS // width)
+                    shards = 1 if width == max(WIDTHS) else 2
+                    shape = Shape(layout, LAYERS, BLOCKS + BLOCKS // 2, shards * width, count, CELL, shards)
                     cases = measure(shape, store, raw, numbers, rounds)
                     out += cases
                     for case in cases:
