@@ -73,8 +73,9 @@ def write_page(result: Mapping[str, Any]) -> str:
         "",
         "## Transfers",
         "",
-        "Saves and loads of 64 blocks of 32 layers, 512 bytes a cell, by a rank with two shards, or with one of 8 heads. "
-        "*One segment* is objects of the same sizes that lie ready in one buffer: nobody who must gather can be faster. *vLLM's shapes* are what "
+        "Saves and loads of 64 blocks of 32 layers, 512 bytes a cell, by a rank with two shards, or one of 8 heads. "
+        "*One segment* is objects of the same sizes that lie ready in one buffer: nobody who must gather can be "
+        "faster. *vLLM's shapes* are what "
         "vLLM's own MooncakeStoreConnector sends with a common Store TP size, made with its own functions (it shares "
         "two of the six layouts; of the token-major one 4 blocks are sent in a call and the time is taken per byte, "
         "because 64 would take minutes).",
