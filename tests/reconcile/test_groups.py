@@ -76,6 +76,23 @@ def test_worker_is_known_by_its_label_whatever_it_runs(script: str) -> None:
     assert injected(pod).record.role == "worker"
 
 
+def test_worker_that_starts_vllm_itself_is_a_member_of_its_own() -> None:
+    """B28: data-parallel engines in a LeaderWorkerSet run the same command in every pod, and all need the flags."""
+    for command in (["vllm", "serve", "org/m", "-tp", "2", "-dp", "4", "--headless"], ["bash", "-c", LEADER]):
+        pod = lws_pod(0, 1)
+        pod["spec"]["containers"][0].update(command=command, args=[])
+        assert injected(pod).record.role == "both"
+
+
+def test_engine_over_several_pods_without_ray_is_refused_in_all_of_them() -> None:
+    """B28: flags in some pods of one engine only would stop it."""
+    for worker in (0, 1):
+        pod = lws_pod(0, worker)
+        words = ["vllm", "serve", "org/m", "-tp", "4", "--nnodes", "2", "--node-rank", str(worker)]
+        pod["spec"]["containers"][0].update(command=words, args=[])
+        assert refused(pod).code == "MultiNodeUnsupported"
+
+
 def test_leader_follows_the_rules_of_scripts() -> None:
     """B28, B11: with our variable it is injected; without it, or without vLLM in sight, it is refused."""
     assert injected(lws_pod(0, 0)).record.role == "both"

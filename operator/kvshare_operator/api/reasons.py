@@ -159,6 +159,13 @@ _ROWS: Final = (
         "Remove {flag}, or do not opt this pod in.",
     ),
     Reason(
+        "MultiNodeUnsupported",
+        "One engine over several pods by vLLM's own --nnodes.",
+        "container {container!r} sets --nnodes {given}: the pods of one engine are not known to each other here, and "
+        "a connector in some of them only would stop it.",
+        "Let Ray join the pods (see the page about LeaderWorkerSet), or do not opt this group in.",
+    ),
+    Reason(
         "BlockMismatch",
         "Another block size than the pool's.",
         "container {container!r} sets --block-size {given}, the pool's cache.blockSizeTokens is {expected}.",

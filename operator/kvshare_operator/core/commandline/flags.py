@@ -31,6 +31,7 @@ WATCHED: Final = (
     "--config",
     "--kv-transfer-config",
     "--kv-offloading-size",
+    "--nnodes",
 )
 """Options whose value matters to a pool; everything else is skipped over."""
 

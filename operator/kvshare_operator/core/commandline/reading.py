@@ -37,6 +37,7 @@ class Reading:
         filler: words that must stand before our flags in ``args`` (the `$0` of `sh -c`).
         complete: False when an image's ENTRYPOINT may set options that cannot be seen.
         script: whether a shell script starts vLLM.
+        serves: whether vLLM is seen to be started here; False where only our variable is handed on, or for Ray.
     """
 
     arguments: flags.Arguments
@@ -44,6 +45,7 @@ class Reading:
     filler: tuple[str, ...] = ()
     complete: bool = True
     script: bool = False
+    serves: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _of_program(name: str, program: launcher.Program, env: words.Environment) ->
     if program.kind == "engine":
         return refusal("EngineUnsupported", container=name, program=program.name)
     if program.kind == "ray" and "--head" not in program.rest:
-        return Reading(flags.Arguments({}), "none")
+        return Reading(flags.Arguments({}), "none", serves=False)
     if program.kind == "shell-file":
         return refusal(
             "ShellWrapper",
@@ -145,13 +147,13 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
         return refusal("EngineUnsupported", container=name, program=engines[0].name)
     rays = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "ray"]
     if rays and not any("--head" in program.rest for program in rays):
-        return Reading(flags.Arguments({}), "none")
+        return Reading(flags.Arguments({}), "none", serves=False)
     users = [command for command in script.commands if command.ours and _passes_on(command)]
     alone = all(reference == "none" for command in users for reference in command.ours)
     if users and alone and not script.sets_ours:
         why = "the script does not start vLLM where it can be seen"
         unseen = {option: flags.Seen(unknown=why) for option in flags.WATCHED}
-        return Reading(flags.Arguments(unseen), "variable", script=True)
+        return Reading(flags.Arguments(unseen), "variable", script=True, serves=False)
     return refusal("ShellWrapper", container=name, problem=_missing(script))
 
 

@@ -75,6 +75,7 @@ def check(
     """
     name = str(container.get("name", ""))
     arguments = reading.arguments
+    _nodes(name, arguments)
     _connector(name, arguments, ours, taken_in)
     _model(name, reading, pool)
     tp = local_tp(name, reading, opt_in)
@@ -86,6 +87,12 @@ def check(
     warnings.extend(_seed(name, container))
     warnings.extend(_unseen(arguments))
     return tp, tuple(warnings)
+
+
+def _nodes(name: str, arguments: Arguments) -> None:
+    seen = arguments.get("--nnodes")
+    if seen.given and seen.number() != 1:
+        raise ConflictError(refusal("MultiNodeUnsupported", container=name, given=seen.text))
 
 
 def _connector(name: str, arguments: Arguments, ours: tuple[str, ...], taken_in: bool) -> None:

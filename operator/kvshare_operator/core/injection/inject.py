@@ -67,9 +67,9 @@ def _inject(
         return number
     result: Json = copy.deepcopy(dict(pod))
     container: Json = result["spec"]["containers"][number]
-    if opt_in.group_worker:
-        return _worker(result, container, pool, opt_in, settings)
     reading = read_container(container, opening)
+    if opt_in.group_worker and (isinstance(reading, Refusal) or not reading.serves):
+        return _worker(result, container, pool, opt_in, settings)
     if isinstance(reading, Refusal):
         return reading
     if reading.way == "none":
