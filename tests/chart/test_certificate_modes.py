@@ -89,7 +89,8 @@ def test_cert_manager_signs_for_the_webhooks_names_and_injects_the_ca() -> None:
     assert one(objects, "Issuer", authority["issuerRef"]["name"])["spec"] == {"selfSigned": {}}
     configuration = one(objects, "MutatingWebhookConfiguration", "kvshare")
     assert configuration["metadata"]["annotations"] == {
-        "cert-manager.io/inject-ca-from": "kvshare-system/kvshare-webhook"
+        "cert-manager.io/inject-ca-from": "kvshare-system/kvshare-webhook",
+        names.CERTIFICATE_SECRET: "kvshare-webhook-certificates",
     }
     assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
 
@@ -113,7 +114,9 @@ def test_own_secret_needs_no_ca_in_it() -> None:
     """A Secret of type kubernetes.io/tls will do: CA and API server's trust come from the values."""
     material = issue()
     objects = rendered(values=own_secret(material))
-    hook = one(objects, "MutatingWebhookConfiguration", "kvshare")["webhooks"][0]
+    configuration = one(objects, "MutatingWebhookConfiguration", "kvshare")
+    assert configuration["metadata"]["annotations"] == {names.CERTIFICATE_SECRET: "mine"}
+    hook = configuration["webhooks"][0]
     assert base64.b64decode(hook["clientConfig"]["caBundle"]).decode() == material.bundle
     assert one(objects, "ConfigMap", "kvshare-webhook-ca")["data"]["ca.crt"].strip() == material.bundle.strip()
     secret, ca = pod_of(objects, "webhook")["volumes"][0]["projected"]["sources"]

@@ -216,6 +216,14 @@ def test_a_certificate_that_ends_soon_is_a_problem(monkeypatch: pytest.MonkeyPat
     assert ("was not renewed" in result.stderr) == bool(code)
 
 
+def test_a_certificate_is_found_in_the_secret_that_the_configuration_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Secret of the user's own has a name of its own."""
+    api = Cluster(member(verdict="shared"))
+    api.answers[HOOKS]["items"][0]["metadata"] = {"annotations": {names.CERTIFICATE_SECRET: "mine"}}
+    api.answers["/api/v1/namespaces/kvshare-system/secrets/mine"] = api.answers.pop(SECRET)
+    assert found(monkeypatch, api, 0)["webhook"]["certExpires"] is not None
+
+
 def test_a_status_that_is_older_than_the_spec_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller does not work, or has not come round yet."""
     api = Cluster()

@@ -50,6 +50,11 @@ STORE: Final = "kvshare.dev/store"
 APPLIED: Final = "kvshare.dev/applied"
 """Annotation: digest of what the controller applied, so that it notices what it no longer wants."""
 
+# -- on the webhook configuration -------------------------------------------------------------------
+
+CERTIFICATE_SECRET: Final = "kvshare.dev/certificate-secret"
+"""Annotation that the chart writes: the Secret with the served certificate, in the webhook's namespace."""
+
 # -- pod conditions that the operator writes --------------------------------------------------------
 
 SHARED: Final = "kvshare.dev/Shared"

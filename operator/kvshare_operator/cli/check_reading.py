@@ -184,17 +184,19 @@ def probe_pod(namespace: str, pool: str, spec: Spec) -> Json:
 
 
 async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception]) -> str | None:
-    """Find the certificate through the webhook's Service, whose Secret is named after it."""
+    """Find the certificate through the webhook's configuration, which names its Service and its Secret."""
     try:
-        service = _service(await _list(api, _HOOKS))
-        if service is None:
+        configuration = _ours(await _list(api, _HOOKS))
+        if configuration is None:
             notes.append(f"no MutatingWebhookConfiguration with {HOOK} exists: no pod will be injected")
             return None
+        service = _service(configuration)
         if not service:
             notes.append("the webhook's certificate cannot be read: its configuration names no Service")
             return None
-        path = f"/api/v1/namespaces/{service.get('namespace')}/secrets/{service.get('name')}-certificates"
-        secret = await api.call("GET", path)
+        annotations = (configuration.get("metadata") or {}).get("annotations") or {}
+        name = annotations.get(names.CERTIFICATE_SECRET) or f"{service.get('name')}-certificates"
+        secret = await api.call("GET", f"/api/v1/namespaces/{service.get('namespace')}/secrets/{name}")
         return base64.b64decode((secret.get("data") or {}).get("tls.crt", "")).decode() or None
     except errors as error:
         notes.append(f"the webhook's certificate cannot be read: {error}")
@@ -203,13 +205,18 @@ async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception
     return None
 
 
-def _service(configurations: list[Json]) -> Mapping[str, Any] | None:
+def _ours(configurations: list[Json]) -> Json | None:
     for configuration in configurations:
-        for hook in configuration.get("webhooks") or []:
-            if hook.get("name") == HOOK:
-                found: Mapping[str, Any] = (hook.get("clientConfig") or {}).get("service") or {}
-                return found
+        if any(hook.get("name") == HOOK for hook in configuration.get("webhooks") or []):
+            return configuration
     return None
+
+
+def _service(configuration: Json) -> Mapping[str, Any]:
+    """The Service that the API server asks; empty when it is a URL."""
+    hook = next(hook for hook in configuration["webhooks"] if hook.get("name") == HOOK)
+    found: Mapping[str, Any] = (hook.get("clientConfig") or {}).get("service") or {}
+    return found
 
 
 def _key(pool: Json) -> tuple[str, str]:
