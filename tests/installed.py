@@ -65,19 +65,21 @@ class Installation:
                 client["url"] = f"https://localhost:{self.admission}/inject"
             self.kubectl.within(thing["metadata"].get("namespace", "default")).apply(thing)
 
-    def start(self, process: str) -> None:
-        """Start a process as its service account."""
-        kubeconfig = self.folder / f"{process}.kubeconfig"
-        account = self.kubectl.within(NAMESPACE)
-        token = account.run("create", "token", f"kvshare-{process}", "--duration=1h").strip()
+    def environment(self, account: str) -> dict[str, str]:
+        """Variables of a process that is a service account of the chart."""
+        kubeconfig = self.folder / f"{account}.kubeconfig"
+        token = self.kubectl.within(NAMESPACE).run("create", "token", account, "--duration=1h").strip()
         config = json.loads(self.api.kubeconfig.read_text())["clusters"][0]["cluster"]
         authority = self.folder / "api.crt"
         authority.write_bytes(base64.b64decode(config["certificate-authority-data"]))
         write_kubeconfig(kubeconfig, server=config["server"], token=token, authority=authority)
+        packages = f"{ROOT / 'operator'}:{ROOT / 'connector'}"
+        return {**os.environ, "PYTHONPATH": packages, "KUBECONFIG": str(kubeconfig)}
+
+    def start(self, process: str) -> None:
+        """Start a process as its service account."""
         environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'connector'}",
-            "KUBECONFIG": str(kubeconfig),
+            **self.environment(f"kvshare-{process}"),
             **environment_of(self.objects, process),
             "KVSHARE_SERVICE": "localhost",
             "KVSHARE_CERTIFICATE_DIRECTORY": str(self.certificates),
