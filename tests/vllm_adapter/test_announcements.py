@@ -207,9 +207,10 @@ def test_an_engine_whose_store_hangs_sleeps_in_spite_of_open_announcements(
     engine = with_events(world, "a")
     gate = engine.faults.hang("put", lambda key: "kfull" in key)
     engine.add("r", PROMPT)
-    engine.step_until(lambda: engine.outputs["r"] != [] and not engine.connector.has_pending_push_work())
-    assert engine.side._pins.jobs == 0
+    packed = lambda: engine.outputs["r"] != [] and engine.side._pins.jobs == 0  # noqa: E731
+    engine.step_until(lambda: packed() and not engine.connector.has_pending_push_work())
     assert ours(engine) == []
     gate.set()
     engine.ask([1, 2, 3])
+    engine.step_until(lambda: ours(engine) != [])
     assert [len(event.block_hashes) for event in ours(engine)] == [12]

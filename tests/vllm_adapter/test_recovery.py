@@ -18,8 +18,10 @@ def objects_only(key: str) -> bool:
     return "kfull" in key
 
 
-@pytest.mark.parametrize("code", [codes.NO_SPACE, codes.TRANSFER_FAIL, codes.RPC_FAIL, None])
-@pytest.mark.parametrize("layout", ["LBNHC", "BLHNC"])
+@pytest.mark.parametrize(
+    ("layout", "code"),
+    [("LBNHC", codes.NO_SPACE), ("BLHNC", codes.TRANSFER_FAIL), ("BLHNC", codes.NO_SPACE), ("LBNHC", None)],
+)
 def test_a_store_that_refuses_every_save_leaks_no_block(
     world: "World", engines: "Callable[..., Engine]", layout: str, code: int | None
 ) -> None:
