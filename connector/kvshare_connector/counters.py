@@ -15,7 +15,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "asked_tokens": ((), "Tokens of requests that the engine did not have itself and asked us for."),
     "found_tokens": ((), "Tokens of them that lookups found and the engine planned to load."),
     "hit_tokens": ((), "Tokens of them that all ranks have proven to be loaded."),
-    "skipped_requests": (("reason",), "Requests that never use the shared cache, by reason."),
+    "skipped_requests": (("reason",), "Requests that never use the shared cache: `lora` or `media_identifier`."),
     "lookups": ((), "Lookups asked of the store."),
     "lookups_skipped": ((), "Lookups not asked and counted as a miss, because the store is away or hangs."),
     "lookup_keys": ((), "Keys asked for by lookups."),

@@ -57,7 +57,7 @@ class ConnectorConfig:
         protocol: ``tcp`` or ``rdma``.
         device_name: RDMA devices, comma-separated; lists for each rank of a pod are separated by slashes; empty or
             ``auto`` lets Mooncake choose for each rank.
-        global_segment_size: bytes of store capacity that the engine itself contributes.
+        global_segment_size: bytes of store capacity that each rank of the engine contributes.
         local_buffer_size: bytes of Mooncake's own client buffer.
         staging_bytes: bytes of the staging arena of one rank, both directions together.
         request_layout: physical layout to ask vLLM for; empty asks for nothing.
