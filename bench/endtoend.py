@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bench.rank import WrongBytesError
 from bench.rounds import Ratio, ratio
-from testbed import mooncake, sharing
+from kvshare_layout.config import ConnectorConfig, to_dotted_flags
+from testbed import mooncake, places
 from testbed.completions import Answer, Server
 from testbed.engine import engine
 from testbed.tiny_llama import TinyModel
@@ -43,6 +44,21 @@ class EndToEnd:
     cached_to_plain: Ratio
 
 
+def _prompt(seed: int) -> list[int]:
+    """A prompt that shares no block with that of another seed."""
+    rest = ((i * 7 + i // 13 + i * seed % 11) % 200 + 20 for i in range(2, PROMPT_TOKENS))
+    return [seed % 200 + 20, seed // 200 + 20, *rest]
+
+
+def _flags(store: mooncake.Store) -> list[str]:
+    """Arguments that make an engine a member, as the operator would inject them."""
+    config = ConnectorConfig(
+        store_tp_size=1, cache_namespace="kvs1/p-bench/g1", master_server_address=store.address,
+        block_size_tokens=BLOCK, hash_algorithm="sha256_cbor",
+    )  # fmt: skip
+    return [*to_dotted_flags(config, kv_role="kv_both"), "--prefix-caching-hash-algo=sha256_cbor"]
+
+
 def _ask(server: Server, prompts: Sequence[Sequence[int]]) -> tuple[float, list[Answer]]:
     """Seconds for all prompts at the concurrency, and their answers."""
     started = time.perf_counter()
@@ -70,14 +86,15 @@ def run(rounds: int = 3) -> EndToEnd:
     with tempfile.TemporaryDirectory() as name, mooncake.store(Path(name), segment="4gb") as store:
         folder = Path(name)
         size = [f"--kv-cache-memory-bytes={KV_CACHE_BYTES}"]
-        flags = [*size, *sharing.connector_flags(store, store_tp=1)]
+        flags = [*size, *_flags(store)]
+        environment = {"PYTHONPATH": str(places.REPOSITORY / "connector")}
         with (
             engine(folder, "plain", model=model, arguments=size) as plain,
-            engine(folder, "writer", model=model, arguments=flags, environment=sharing.ENVIRONMENT) as writer,
-            engine(folder, "reader", model=model, arguments=flags, environment=sharing.ENVIRONMENT) as reader,
+            engine(folder, "writer", model=model, arguments=flags, environment=environment) as writer,
+            engine(folder, "reader", model=model, arguments=flags, environment=environment) as reader,
         ):
             for number in range(rounds + 1):
-                prompts = [sharing.text(1000 * number + n + 1, PROMPT_TOKENS) for n in range(REQUESTS)]
+                prompts = [_prompt(number * REQUESTS + n + 1) for n in range(REQUESTS)]
                 seconds: dict[str, float] = {}
                 seconds["plain"], expected = _ask(plain.server, prompts)
                 seconds["cold"], answers = _ask(writer.server, prompts)
