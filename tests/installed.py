@@ -30,7 +30,7 @@ from testbed.cluster import Cluster, api_server
 from testbed.ports import free_ports
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = 60) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + seconds
     while not true():
