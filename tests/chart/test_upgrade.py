@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pathlib
 from collections.abc import Iterator
@@ -120,6 +121,45 @@ def test_namespaces_can_be_narrowed_by_an_upgrade(release: Release) -> None:
     (rule,) = one(release.objects(), "ClusterRole", "kvshare-webhook")["rules"]
     assert rule["resources"] == ["tokenreviews"]
     assert release.api.kubectl.within("team").get("role", "kvshare-webhook")
+
+
+def test_certificates_can_be_taken_over_from_the_controller_and_given_back(
+    release: Release, tmp_path: pathlib.Path
+) -> None:
+    """With `--force-conflicts`, as the guide says: the field is the controller's. The way back needs nothing."""
+    bundle = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg=="
+    written = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "kvshare"},
+        "webhooks": [{"name": "inject.kvshare.dev", "clientConfig": {"caBundle": bundle}}],
+    }
+
+    def controller_writes() -> None:
+        """As the controller does."""
+        release.api.kubectl.run(
+            "apply", "--server-side", "--force-conflicts", "--field-manager=kvshare-controller", "--validate=false",
+            "-f", "-", stdin=json.dumps(written),
+        )  # fmt: skip
+
+    def trusted() -> str:
+        """What the API server trusts."""
+        hook = one(release.objects(), "MutatingWebhookConfiguration", "kvshare")["webhooks"][0]
+        return str(hook["clientConfig"].get("caBundle", ""))
+
+    controller_writes()
+    authority = tmp_path / "ca.crt"
+    authority.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    release.run(
+        "upgrade", "kvshare", str(CHART), "--reset-then-reuse-values", "--force-conflicts",
+        "--set=certificates.mode=Secret",
+        "--set=certificates.secretName=mine", f"--set-file=certificates.caBundle={authority}",
+    )  # fmt: skip
+    assert base64.b64decode(trusted()).decode() == authority.read_text()
+    release.run("upgrade", "kvshare", str(CHART), "--reset-values")
+    controller_writes()
+    release.run("upgrade", "kvshare", str(CHART), "--reset-values", *(f"--set={value}" for value in CHOSEN))
+    assert trusted() == bundle
 
 
 def test_rollback_to_the_first_cut_keeps_pools(release: Release) -> None:
