@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from helm_chart import rendered, without_hooks
+from permissions import problems
 from testbed import places
+from testbed.audit import requests
 from testbed.cluster import cluster
 from testbed.demo.place import OwnCluster
 from testbed.demo.settings import Settings
@@ -78,3 +81,12 @@ def test_pool_names_both_members_as_shared(demo: Demo) -> None:
     assert demo.report.problems == []
     assert condition(demo.report.pool, "MembersConsistent") == "True"
     assert condition(demo.report.pool, "Ready") == "True"
+
+
+def test_operator_was_refused_nothing_and_did_only_what_the_chart_grants(demo: Demo) -> None:
+    """Every request of both processes in this story, from the API server's audit log."""
+    recorded = set(requests(demo.kubectl.kubeconfig.parent))
+    assert {request.account for request in recorded} >= {"kvshare-controller", "kvshare-webhook"}
+    found = problems(without_hooks(rendered()), recorded)
+    # What this story has no use for, such as managed stores, is used in test_installation.py.
+    assert [one for one in found if not one.endswith("nothing used it")] == []
