@@ -60,6 +60,14 @@ def check_ours(entry: dict[str, Any], *, beside: bool, pool: dict[str, Any]) -> 
     assert config.parse(plain).config == connector_config(view(pool, ""), "both", SETTINGS)
 
 
+@pytest.mark.parametrize(("verify", "mode"), [("Size", "size"), ("Checksum", "checksum")])
+def test_what_proves_a_load_is_the_pools_to_say(verify: str, mode: str) -> None:
+    """Every word of the resource is one that the connector knows."""
+    written = connector_config(view(pool_p1(connector={"verify": verify}), ""), "both", SETTINGS)
+    assert written.verify == mode
+    assert config.parse(config.to_extra_config(written)).mistakes == ()
+
+
 def test_a_pods_own_connector_runs_beside_ours() -> None:
     """B18: one JSON value, one list element, everything else as it was; the second run changes nothing."""
     outcome = injected(pod({**NIXL, "kv_port": 7, "engine_id": "e$"}), COMPOSE)

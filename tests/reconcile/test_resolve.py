@@ -156,7 +156,12 @@ def test_revision_changes_with_what_members_get_and_with_nothing_else() -> None:
     def code(**spec: Any) -> str:
         return view(pool_p1(**spec), "image:1").revision
 
-    same = [code(), code(onConflict="Reject"), code(prefill={"tensorParallelSizes": [4, 2, 1]})]
+    same = [
+        code(),
+        code(connector={"verify": "Size"}),
+        code(onConflict="Reject"),
+        code(prefill={"tensorParallelSizes": [4, 2, 1]}),
+    ]
     assert len(set(same)) == 1
     external = {"type": "External", "external": {"masterAddress": "other.x.svc:1"}}
     other = [
@@ -165,6 +170,7 @@ def test_revision_changes_with_what_members_get_and_with_nothing_else() -> None:
         code(cache={"blockSizeTokens": 32}),
         code(connector={"stagingMemoryPerRank": "1Gi"}),
         code(connector={"image": "image:2"}),
+        code(connector={"verify": "Checksum"}),
         code(decode={"tensorParallelSizes": [2], "saveDecodeCache": "Enabled"}),
     ]
     assert all(a != b for a, b in itertools.combinations([same[0], *other], 2))

@@ -47,6 +47,7 @@ class Server:
         max_tokens: int = 16,
         timeout: float = 300,
         extra: Mapping[str, object] | None = None,
+        client: httpx.Client | None = None,
     ) -> Answer:
         """Complete a prompt greedily, ignoring end-of-text.
 
@@ -55,6 +56,7 @@ class Server:
             max_tokens: how many tokens to generate.
             timeout: seconds to wait.
             extra: more fields of the request.
+            client: keeps its connections, for many requests; a new one when None.
 
         Raises:
             ServerError: if the server answers anything but 200.
@@ -68,7 +70,8 @@ class Server:
             **(extra or {}),
         }
         try:
-            response = httpx.post(f"{self.url}/v1/completions", json=body, timeout=timeout)
+            post = httpx.post if client is None else client.post
+            response = post(f"{self.url}/v1/completions", json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise ServerError(f"{self.url} did not answer: {type(error).__name__}: {error}") from error
         if response.status_code != 200:

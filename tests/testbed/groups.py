@@ -30,7 +30,7 @@ class Group:
     seconds: int
 
 
-MARKERS = ("apiserver", "mooncake", "engine", "node", "scenario", "matrix")
+MARKERS = ("apiserver", "mooncake", "engine", "node", "scenario", "matrix", "faults")
 """Tests that need more than Python packages carry one of these."""
 
 GROUPS = {
@@ -39,6 +39,7 @@ GROUPS = {
     "engine": Group("engine", "engine or mooncake", 600),
     "node": Group("node", "node", 1200),
     "matrix": Group("engine", "matrix", 3600),
+    "faults": Group("engine", "faults", 900),
     "scenario": Group("node", "scenario", 1200),
 }
 

@@ -65,13 +65,16 @@ class Store:
         return self.master.address
 
 
-def start_master(folder: Path, *, port: int | None = None, lease_ms: int | None = None) -> Master:
+def start_master(
+    folder: Path, *, port: int | None = None, lease_ms: int | None = None, snapshots: Path | None = None
+) -> Master:
     """Start a master and wait for it.
 
     Args:
         folder: for its log.
         port: the port to use again after a stop; a free one when None.
         lease_ms: how long a lookup protects a key; the master's default when None.
+        snapshots: folder for snapshots of the master's keys, one every second, of which the newest is restored.
     """
     chosen, metrics = free_ports(2)
     port = port or chosen
@@ -86,7 +89,13 @@ def start_master(folder: Path, *, port: int | None = None, lease_ms: int | None 
     ]
     if lease_ms is not None:
         command.append(f"--default_kv_lease_ttl={lease_ms}")
-    process = Process("mooncake_master", command, log=folder / "mooncake-master.log")
+    environment = dict(os.environ)
+    if snapshots is not None:
+        snapshots.mkdir(exist_ok=True)
+        environment["MOONCAKE_SNAPSHOT_LOCAL_PATH"] = str(snapshots)
+        command += ["--enable_snapshot", "--enable_snapshot_restore", "--snapshot_interval_seconds=1"]
+        command += ["--snapshot_object_store_type=local", "--snapshot_catalog_store_type=embedded"]
+    process = Process("mooncake_master", command, log=folder / "mooncake-master.log", environment=environment)
     master = Master(f"127.0.0.1:{port}", port, metrics, process)
     try:
         process.wait_until(lambda: is_open(port) and is_open(metrics), seconds=30)

@@ -1,6 +1,5 @@
 """Digests behind objects (``verify: checksum``): what was changed at rest is found, computed and saved again."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,86 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvshare_connector.scheduler.loads import LoadPlan
-from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.memory import MemoryStore
-from kvshare_connector.worker.arena import Arena
-from kvshare_connector.worker.completions import Completions
-from kvshare_connector.worker.device import Lane
-from kvshare_connector.worker.plan import RankPlan, make_plan
 from kvshare_connector.worker.seals import seal, sealed
-from kvshare_connector.worker.transfer import Transfers
-from kvshare_layout.kinds import FULL, Kind
-from kvshare_layout.objects import SEAL_BYTES, shared_objects
-from kvshare_layout.stages import stages_of
-from physical import caches, label
-from poison import POISON
+from kvshare_layout.objects import SEAL_BYTES
+from sealing_rank import NAMESPACE, OBJECT, SealingRank
 
-LAYERS, BLOCKS, HEADS, TOKENS, CELL = 2, 12, 4, 4, 8
-OBJECT = LAYERS * HEADS // 2 * TOKENS * CELL
-NAMESPACE = "kvs1/p-test/g1/f-" + "0" * 32
-
-
-class Rank:
-    """A rank whose transfers seal what they store."""
-
-    def __init__(self, store: MemoryStore, layout: str, *, filled: bool) -> None:
-        self.storage, self.views = caches(layout, LAYERS, BLOCKS, HEADS, TOKENS, CELL)
-        if filled:
-            for layer, view in enumerate(self.views):
-                view.copy_(label(layer, BLOCKS, HEADS, TOKENS, CELL))
-        kind = Kind("full", FULL, "kv-packed", HEADS, CELL, TOKENS, tuple(range(LAYERS)))
-        held = shared_objects(kind, 2, stages_of((0, LAYERS), kind.layers), tp=1, tp_rank=0, held_layers=kind.layers)
-        self.plan: RankPlan = make_plan(held, dict(enumerate(self.views)), direct_piece_bytes=1, seal_bytes=SEAL_BYTES)
-        self.arena = Arena(16 * self.plan.slot_bytes)
-        self.arena.cut(self.plan.slot_bytes)
-        self.done, self.counts = Completions(), dict[str, float]()
-        self.transfers = Transfers(
-            NAMESPACE, self.plan, self.arena, Lane(torch.device("cpu")), lambda: store, self.done, self._count
-        )
-
-    def _count(self, name: str, value: float) -> None:
-        self.counts[name] = self.counts.get(name, 0) + value
-
-    def save(self, *blocks: int) -> None:
-        """Save blocks and wait."""
-        self.transfers.save(SaveJob(1, 0, blocks, tuple(bytes([b]) * 32 for b in blocks), blocks))
-        self._rest()
-
-    def load(self, *blocks: int) -> set[int]:
-        """Load blocks and wait; those that are not proven."""
-        self.transfers.load(LoadPlan("r", 1, 0, tuple(bytes([b]) * 32 for b in blocks), blocks))
-        self._rest()
-        return self.done.drain_loads()[1]
-
-    def _rest(self) -> None:
-        deadline = time.monotonic() + 10
-        while self.transfers.open:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def holds(self, block: int) -> bool:
-        """Whether a block has the bytes it was saved with."""
-        return all(
-            torch.equal(view[block], label(layer, BLOCKS, HEADS, TOKENS, CELL)[block])
-            for layer, view in enumerate(self.views)
-        )
-
-    def untouched(self, block: int) -> bool:
-        """Whether nobody wrote into a block."""
-        return all(bool((view[block] == POISON).all()) for view in self.views)
-
-
-Make = Callable[..., Rank]
+Make = Callable[..., SealingRank]
 
 
 @pytest.fixture
 def rank() -> Iterator[Make]:
     """Make ranks that end with the test."""
-    made: list[Rank] = []
+    made: list[SealingRank] = []
 
-    def make(store: MemoryStore, layout: str, *, filled: bool = False) -> Rank:
-        made.append(Rank(store, layout, filled=filled))
+    def make(store: MemoryStore, layout: str, *, filled: bool = False) -> SealingRank:
+        made.append(SealingRank(store, layout, filled=filled))
         return made[-1]
 
     yield make

@@ -224,6 +224,10 @@ class Connector(StrictModel):
         description="Staging memory of each rank.",
         json_schema_extra=quantity_rule("16Mi"),
     )
+    verify: Literal["Size", "Checksum"] = Field(
+        default="Size",
+        description="What proves a load: result and exact size; or a digest stored with every block, too.",
+    )
     on_existing_connector: Literal["Refuse", "Compose", "Replace"] = Field(
         default="Refuse",
         description="What to do with a pod that already configures a KV connector.",

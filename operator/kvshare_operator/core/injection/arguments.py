@@ -34,6 +34,7 @@ def connector_config(
         master_server_address=resolution.master_address or "",
         metadata_server=external.metadata_server if external else "P2PHANDSHAKE",
         protocol=spec.store.protocol.lower(),
+        verify=spec.connector.verify.lower(),
         device_name=devices if spec.store.protocol == "RDMA" else "",
         staging_bytes=bytes_of(spec.connector.staging_memory_per_rank),
         report_url=settings.report_url,
