@@ -11,7 +11,7 @@ from kvshare_operator.api import names
 from kvshare_operator.api.status import Condition, Status
 from kvshare_operator.core.pool.members import Member, read_member
 from kvshare_operator.core.pool.status import Gathered, Reach, next_status
-from pods import SETTINGS, Json, injected, pod_p0, pool_p1, refused, script_pod
+from pods import SETTINGS, Json, annotated, injected, pod_p0, pool_p1, refused, script_pod
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 LWS = "leaderworkerset.sigs.k8s.io"
@@ -91,6 +91,21 @@ def test_engine_over_several_pods_without_ray_is_refused_in_all_of_them() -> Non
         words = ["vllm", "serve", "org/m", "-tp", "4", "--nnodes", "2", "--node-rank", str(worker)]
         pod["spec"]["containers"][0].update(command=words, args=[])
         assert refused(pod).code == "MultiNodeUnsupported"
+
+
+def test_engine_over_several_pods_is_refused_where_a_variable_hides_its_arguments() -> None:
+    """B28: as KServe writes it, with the size given by annotation; one node stays one node."""
+    for arguments in ("--nnodes 2 --master-addr ${MASTER_ADDR}", "--nnodes $NODES", "--nnodes=$((1 + 1)) $MORE"):
+        pod = annotated(script_pod(f"vllm serve org/m -tp 2 {arguments} $KVSHARE_VLLM_ARGS"), tensor_parallel_size="2")
+        assert refused(pod).code == "MultiNodeUnsupported", arguments
+    single = script_pod("vllm serve org/m -tp 2 --nnodes 1 $KVSHARE_VLLM_ARGS")
+    assert injected(single).record.local_tp == 2
+
+
+def test_connector_of_ones_own_is_seen_before_a_variable_that_hides_arguments() -> None:
+    """What stood there stays there, whatever the variable holds."""
+    script = "vllm serve org/m -tp 2 --kv-transfer-config '{}' --x $Y $KVSHARE_VLLM_ARGS"
+    assert refused(annotated(script_pod(script), tensor_parallel_size="2")).code == "FlagConflict"
 
 
 def test_leader_follows_the_rules_of_scripts() -> None:

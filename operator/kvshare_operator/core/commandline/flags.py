@@ -139,7 +139,7 @@ class _Reader:
 
     def _anything(self, why: str) -> None:
         for option in WATCHED:
-            self.options[option] = Seen(unknown=why)
+            self.options[option] = Seen(unknown=why, present=self.options.get(option, UNSET).present)
 
     def _option(self, word: str, words: Sequence[str], place: int) -> int:
         """Read the option ``word``; return the place behind its values."""

@@ -91,8 +91,9 @@ def check(
 
 def _nodes(name: str, arguments: Arguments) -> None:
     seen = arguments.get("--nnodes")
-    if seen.given and seen.number() != 1:
-        raise ConflictError(refusal("MultiNodeUnsupported", container=name, given=seen.text))
+    if seen.present and seen.number() != 1:
+        given = seen.text if seen.given else "to something that cannot be read"
+        raise ConflictError(refusal("MultiNodeUnsupported", container=name, given=given))
 
 
 def _connector(name: str, arguments: Arguments, ours: tuple[str, ...], taken_in: bool) -> None:
