@@ -50,7 +50,7 @@ EXPECTED = {
         "single-node-script": Expected("args", 4),
         "prefill-decode-with-nixl": Expected("FlagConflict"),
         "prefill-decode-as-a-list": Expected("composed", 2),
-        "several-nodes": Expected("TPUnknown"),
+        "several-nodes": Expected("MultiNodeUnsupported"),
     },
     "leaderworkerset": {
         "leader": Expected("variable", 8),
