@@ -62,12 +62,12 @@ class Rarely:
     def warning(self, text: str, *args: object) -> None:
         """Say something that a person should know."""
         if (held := self._held(text)) is not None:
-            self._out.warning(text + held, *args)
+            self._out.warning(text + held, *args, stacklevel=2)
 
     def exception(self, text: str, *args: object) -> None:
         """Say it with the exception that is being handled."""
         if (held := self._held(text)) is not None:
-            self._out.exception(text + held, *args)
+            self._out.exception(text + held, *args, stacklevel=2)
 
     def over(self, *texts: str) -> bool:
         """The trouble is over: it is said at once when it comes back. True when any of it had been said."""
