@@ -289,7 +289,11 @@ def test_pod_that_started_without_any_webhook_is_named_with_its_owner_until_it_i
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": "missed"},
-            "spec": {"selector": {"matchLabels": {"app": "missed"}}, "template": template},
+            "spec": {
+                "strategy": {"type": "Recreate"},  # its pods never become ready, so nothing may wait for that
+                "selector": {"matchLabels": {"app": "missed"}},
+                "template": template,
+            },
         }
     )
     place.wait("its pod exists", lambda: bool(place.kubectl.list("pods", "app=missed")))
