@@ -51,3 +51,12 @@ def test_table_has_each_tests_sentence_time_and_result(tmp_path: Path) -> None:
         "| it goes on | Either \\| or. | 2 | failed |",
         "| it ends | At last. | 0 | skipped |",
     ]
+
+
+def test_story_that_ran_again_has_its_last_result() -> None:
+    """Reports of single stories are put together."""
+    first = node_table.Row("f.py", "test_a", 1, "failed", "2026-11-30T07:00:00")
+    other = node_table.Row("f.py", "test_b", 1, "passed", "2026-11-30T07:00:00")
+    again = node_table.Row("f.py", "test_a", 2, "passed", "2026-11-30T08:00:00")
+    assert set(node_table.latest([first, other, again])) == set(node_table.latest([again, first, other]))
+    assert [row.result for row in node_table.latest([first, other, again])] == ["passed", "passed"]

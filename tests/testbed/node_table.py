@@ -28,7 +28,7 @@ class Row:
         name: without parameters.
         seconds: with the set-up that the first test of a file pays for.
         result: passed, failed or skipped.
-        when: when its file's run began.
+        when: when its run began, as pytest writes it.
     """
 
     file: str
@@ -42,13 +42,23 @@ def read_report(report: Path) -> list[Row]:
     """All tests of one report, in their order."""
     rows = []
     for suite in ElementTree.parse(report).getroot().iter("testsuite"):
-        when = suite.get("timestamp", "")[:10]
+        when = suite.get("timestamp", "")
         for case in suite.iter("testcase"):
             broken = case.find("failure") is not None or case.find("error") is not None
             result = "failed" if broken else "skipped" if case.find("skipped") is not None else "passed"
             file = case.get("classname", "").replace(".", "/") + ".py"
             rows.append(Row(file, case.get("name", ""), float(case.get("time", "0")), result, when))
     return rows
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """One row for each test: of one that ran in several reports, the run that began last."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        known = found.get((row.file, row.name))
+        if known is None or known.when <= row.when:
+            found[row.file, row.name] = row
+    return list(found.values())
 
 
 def sentences(file: Path) -> tuple[str, dict[str, str]]:
@@ -64,9 +74,9 @@ def sentences(file: Path) -> tuple[str, dict[str, str]]:
 
 def table(rows: Iterable[Row], root: Path = places.REPOSITORY) -> str:
     """The page."""
-    rows = list(rows)
+    rows = latest(rows)
     good = sum(row.result == "passed" for row in rows)
-    dates = sorted({row.when for row in rows if row.when}) or [datetime.date.today().isoformat()]
+    dates = sorted({row.when[:10] for row in rows if row.when}) or [datetime.date.today().isoformat()]
     lines = [
         "# Stories on the one-node cluster",
         "",
