@@ -207,7 +207,10 @@ def test_an_engine_whose_store_hangs_sleeps_in_spite_of_open_announcements(
     engine = with_events(world, "a")
     gate = engine.faults.hang("put", lambda key: "kfull" in key)
     engine.add("r", PROMPT)
-    packed = lambda: engine.outputs["r"] != [] and engine.side._pins.jobs == 0  # noqa: E731
+
+    def packed() -> bool:
+        return bool(engine.outputs["r"] != [] and engine.side._pins.jobs == 0)
+
     engine.step_until(lambda: packed() and not engine.connector.has_pending_push_work())
     assert ours(engine) == []
     gate.set()
