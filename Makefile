@@ -7,7 +7,7 @@ RELEASE := PYTHONPATH=.:tests $(VENV)/python -m release
 GROUPS_PYTEST := PYTHONPATH=tests $(PYTHON) -m testbed.groups
 
 .DEFAULT_GOAL := help
-.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-faults bench bench-operator \
+.PHONY: help prepare demo demo-keep demo-down test test-fast test-apiserver test-engine test-node test-matrix test-faults test-versions bench bench-operator \
 	check generate verify docs release-check release clean
 
 help: ## List the verbs
@@ -45,6 +45,9 @@ test-matrix: ## Every TP size and layout writes for every other; writes docs/ben
 
 test-faults: ## One fault at a time under traffic on two real engines; writes docs/reliability.md (a quarter of an hour)
 	@$(GROUPS_PYTEST) faults
+
+test-versions: ## Every supported version of vLLM, built on demand; writes docs/benchmarks/versions.md (20 minutes)
+	@$(GROUPS_PYTEST) versions
 
 bench-operator: ## The operator under load on a real kube-apiserver; writes docs/benchmarks/operator.md (ten minutes)
 	@$(PREPARE) apiserver

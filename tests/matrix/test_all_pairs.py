@@ -6,6 +6,7 @@ second it reads everything that it has not read yet. So every writer meets every
 
 import datetime
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from kvshare_layout.config import ConnectorConfig, to_dotted_flags
 from testbed import mooncake, places
 from testbed.completions import Answer, Server
 from testbed.engine import engine
+from testbed.sharing import LOOKUP_SECONDS, PATIENT, troubles
 
 pytestmark = pytest.mark.matrix
 
 BLOCK, PROMPT_TOKENS, ANSWER_TOKENS, STORE_TP = 32, 976, 64, 4
 CACHED = (PROMPT_TOKENS - 1) // BLOCK * BLOCK
-SOURCE = places.REPOSITORY / "connector"
 TABLE = places.REPOSITORY / "docs" / "benchmarks" / "matrix.md"
 
 
@@ -63,6 +64,14 @@ class Matrix:
     failed_keys: float = 0
 
 
+def settle(store: mooncake.Store, prompts: int) -> None:
+    """Wait until that many prompts are in the store whole; saving is asynchronous, and the writer ends soon."""
+    wanted, deadline = prompts * (PROMPT_TOKENS // BLOCK) * STORE_TP, time.monotonic() + 60
+    while (found := "\n".join(store.master.keys()).count("/kfull")) < wanted:
+        assert time.monotonic() < deadline, f"{found} objects stored, {wanted} expected"
+        time.sleep(0.1)
+
+
 def judge(answer: Answer, expected: Answer, cached: int) -> str:
     """``ok``, or what is wrong."""
     wrong = [f"{answer.cached_tokens} cached"] if answer.cached_tokens != cached else []
@@ -90,27 +99,33 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         config = ConnectorConfig(
             store_tp_size=STORE_TP, cache_namespace="kvs1/p-matrix/g1", master_server_address=store.address,
             block_size_tokens=BLOCK, hash_algorithm="sha256_cbor", staging_bytes=32 << 20,
+            lookup_timeout_seconds=LOOKUP_SECONDS,
         )  # fmt: skip
         flags = [*to_dotted_flags(config, kv_role="kv_both"), "--prefix-caching-hash-algo=sha256_cbor"]
         stored: list[Member] = []
         for life in (1, 2):
             for member in MEMBERS:
-                environment = {"PYTHONPATH": str(SOURCE)}
                 name = f"{life}-{member}".replace(" ", "-")
                 with engine(
                     folder, name, tp=member.tp, layout=member.layout, reference_attention=True,
-                    arguments=flags, environment=environment,
+                    arguments=flags, environment=PATIENT,
                 ) as running:  # fmt: skip
                     if life == 1:
                         answer = running.server.complete(prompt_of(member), max_tokens=ANSWER_TOKENS)
                         found.cells[member, member] = judge(answer, found.expected[member.tp, member], 0)
                         read_all(running.server, member, stored, found)
                         stored.append(member)
+                        settle(store, len(stored))
                     else:
                         unread = [w for w in stored if (w, member) not in found.cells or w == member]
                         read_all(running.server, member, unread, found)
                     found.failed_keys += running.server.metric("kvshare_failed_keys_total")
-                print(f"{name}: {len(found.cells)} of {len(MEMBERS) ** 2} pairs", flush=True)
+                    wrong = [f"{w}: {cell}" for (w, r), cell in found.cells.items() if r == member and cell != "ok"]
+                    print(
+                        f"{name}: {len(found.cells)} of {len(MEMBERS) ** 2} pairs, wrong: {wrong}, "
+                        f"troubles: {troubles(running.server)}",
+                        flush=True,
+                    )
     write_table(found, TABLE)
     return found
 

@@ -84,6 +84,20 @@ class Server:
             cached_tokens=details.get("cached_tokens") or 0,
         )
 
+    def reset_cache(self, *, external: bool = False) -> bool:
+        """Empty the server's prefix cache; needs `VLLM_SERVER_DEV_MODE=1`.
+
+        Args:
+            external: whether the connector's cache is emptied too.
+
+        Returns:
+            whether it worked; blocks in use prevent it.
+        """
+        url = f"{self.url}/reset_prefix_cache?reset_external={str(external).lower()}"
+        response = httpx.post(url, timeout=60)
+        response.raise_for_status()
+        return bool(response.json()["success"])
+
     def metrics(self) -> dict[str, float]:
         """The server's metrics, one entry for each sample: `name{label="value",...}` -> value."""
         response = httpx.get(f"{self.url}/metrics", timeout=10)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed import places
+from testbed import pipeline_on_cpu, places
 from testbed.completions import Server
 from testbed.ports import free_ports
 from testbed.process import Process
@@ -24,17 +24,17 @@ class Engine:
     process: Process
 
 
-def cpu_environment(tp: int) -> dict[str, str]:
-    """Variables with which `tp` ranks of vLLM share the machine's cores.
+def cpu_environment(ranks: int) -> dict[str, str]:
+    """Variables with which the ranks of one engine share the machine's cores.
 
     Each rank gets one core when there are enough; otherwise none is bound to a core. torch compiles nothing:
     with several ranks it would need a C++ compiler, which an engine's image does not have.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if tp == 1:
+    if ranks == 1:
         binding = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
-    elif tp <= len(cores):
-        binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:tp]))}
+    elif ranks <= len(cores):
+        binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:ranks]))}
     else:
         binding = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     return {"TORCH_COMPILE_DISABLE": "1", **binding}
@@ -70,6 +70,7 @@ def engine(
     name: str,
     *,
     tp: int = 1,
+    pp: int = 1,
     layout: str | None = None,
     reference_attention: bool = False,
     model: Path | None = None,
@@ -77,6 +78,7 @@ def engine(
     dtype: str = "float32",
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    installation: Path = places.ENVIRONMENT,
 ) -> Iterator[Engine]:
     """A running vLLM server; it ends with the block.
 
@@ -84,6 +86,7 @@ def engine(
         folder: for its log.
         name: of the log, and for messages.
         tp: tensor-parallel size.
+        pp: pipeline size.
         layout: physical cache layout, such as `NHD` or `BLNHC`; the backend's own when None.
         reference_attention: use the any-layout backend instead of vLLM's CPU kernel.
         model: the model's folder; the default tiny model when None.
@@ -91,6 +94,7 @@ def engine(
         dtype: type of weights, activations and cache.
         arguments: more arguments of `vllm serve`.
         environment: more variables.
+        installation: the Python environment whose vLLM runs.
 
     Raises:
         NotReadyError: if the server ends or is not healthy in time, with its last lines.
@@ -102,8 +106,10 @@ def engine(
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONHASHSEED": "0",
         "VLLM_HOST_IP": "127.0.0.1",
-        **cpu_environment(tp),
+        **cpu_environment(tp * pp),
     }
+    if pp > 1:
+        variables[pipeline_on_cpu.SWITCH] = "1"
     if reference_attention:
         variables["REFERENCE_ATTENTION"] = "1"
     if layout is not None:
@@ -112,9 +118,10 @@ def engine(
     process = Process(
         f"vllm serve ({name})",
         [
-            *(places.ENVIRONMENT / "bin" / "vllm", "serve", model or tiny_model()),
+            *(installation / "bin" / "vllm", "serve", model or tiny_model()),
             *("--host=127.0.0.1", f"--port={port}"),
             *server_arguments(tp=tp, block_tokens=block_tokens, dtype=dtype),
+            f"--pipeline-parallel-size={pp}",
             *arguments,
         ],
         log=folder / f"engine-{name}.log",

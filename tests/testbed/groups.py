@@ -30,7 +30,7 @@ class Group:
     seconds: int
 
 
-MARKERS = ("apiserver", "mooncake", "engine", "node", "scenario", "matrix", "faults")
+MARKERS = ("apiserver", "mooncake", "engine", "node", "scenario", "matrix", "faults", "versions")
 """Tests that need more than Python packages carry one of these."""
 
 GROUPS = {
@@ -40,6 +40,7 @@ GROUPS = {
     "node": Group("node", "node", 1200),
     "matrix": Group("engine", "matrix", 3600),
     "faults": Group("engine", "faults", 900),
+    "versions": Group("engine", "versions", 1800),
     "scenario": Group("node", "scenario", 1200),
 }
 

