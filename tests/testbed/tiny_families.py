@@ -15,8 +15,6 @@ from testbed.tiny_llama import VOCABULARY
 from testbed.tiny_model import tiny_model
 
 LAYERS = 4
-LATENT_ELEMENTS = 512 + 64
-"""Elements of a cell of MLA: what vLLM's CPU kernel wants of latent and rotary parts."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
