@@ -7,11 +7,11 @@ import pytest
 
 from testbed import mooncake
 from testbed.engine import engine
-from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, member, objects, settle, text
+from testbed.sharing import BLOCK, ENVIRONMENT, PATIENT, connector_flags, member, objects, settle, text
 from testbed.tiny_families import tiny_deepseek, tiny_gemma
 
 PROMPT = text(1, 400)
-DEVELOPER = {**ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1"}
+DEVELOPER = {**PATIENT, "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.mark.engine
