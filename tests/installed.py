@@ -14,16 +14,15 @@ import json
 import os
 import pathlib
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 
+import operator_processes
 from helm_chart import NAMESPACE, ROOT, environment_of, without_hooks
+from operator_processes import ask, mount_certificates
 from pods import Json
 from testbed.certificates import write_kubeconfig
 from testbed.cluster import Cluster, api_server
@@ -31,11 +30,8 @@ from testbed.ports import free_ports
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        time.sleep(0.1)
+    """Wait until something is true; longer than without a chart, whose processes start with rendered settings."""
+    operator_processes.until(true, what, seconds)
 
 
 def make_namespace(api: Cluster, name: str) -> None:
@@ -107,10 +103,7 @@ class Installation:
 
     def mount_secret(self, name: str) -> None:
         """Copy what the webhook would have mounted of a Secret."""
-        data = self.kubectl.within(NAMESPACE).get("secret", name)["data"]
-        for key in ("tls.crt", "tls.key", "ca.crt"):
-            if key in data:
-                (self.certificates / key).write_bytes(base64.b64decode(data[key]))
+        mount_certificates(self.kubectl.within(NAMESPACE), name, self.certificates)
 
     def wait_until_ready(self) -> None:
         """Wait for the webhook."""
@@ -118,21 +111,7 @@ class Installation:
 
     def ask(self, path: str, port: int, body: bytes | None = None, token: str = "") -> tuple[int, str]:
         """Call the webhook process over TLS; return status and text, 0 when it cannot be trusted or reached."""
-        try:
-            trust = ssl.create_default_context(cafile=str(self.certificates / "ca.crt"))
-        except OSError as error:
-            return 0, str(error)
-        request = urllib.request.Request(f"https://localhost:{port}{path}", data=body)
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        try:
-            with urllib.request.urlopen(request, context=trust, timeout=10) as answer:
-                return int(answer.status), answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
+        return ask(self.certificates, path, port, body, token)
 
     def metric(self, process: str, name: str) -> float:
         """The value of a metric without labels."""

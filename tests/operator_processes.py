@@ -1,14 +1,17 @@
-"""Controller and webhook as processes beside a bare API server: their variables, their metrics, and waiting.
+"""Controller and webhook as processes beside a bare API server: variables, certificates, calls, metrics, waiting.
 
 Shared by tests that start them; each says itself what it starts and with which permissions.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import pathlib
 import re
+import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
 
@@ -32,6 +35,35 @@ def operator_environment(kubeconfig: pathlib.Path, health_port: int, **settings:
         "KVSHARE_HEALTH_PORT": str(health_port),
         **variables,
     }
+
+
+def mount_certificates(kubectl: Kubectl, secret: str, folder: pathlib.Path) -> None:
+    """Copy what the webhook would have mounted of a Secret."""
+    data = kubectl.get("secret", secret)["data"]
+    for key in ("tls.crt", "tls.key", "ca.crt"):
+        if key in data:
+            (folder / key).write_bytes(base64.b64decode(data[key]))
+
+
+def ask(
+    certificates: pathlib.Path, path: str, port: int, body: bytes | None = None, token: str = ""
+) -> tuple[int, str]:
+    """Call the webhook process over TLS; return status and text, 0 when it cannot be trusted or reached."""
+    try:
+        trust = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    except OSError as error:
+        return 0, str(error)
+    request = urllib.request.Request(f"https://localhost:{port}{path}", data=body)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, context=trust, timeout=10) as answer:
+            return int(answer.status), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
 
 
 def metric(health_port: int, name: str) -> float:

@@ -5,13 +5,11 @@ Only the certificates take a short cut: a test copies the Secret into the folder
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import pathlib
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -25,7 +23,7 @@ import pytest
 
 from kvshare_layout import reports
 from kvshare_operator.api import crd, names
-from operator_processes import operator_environment, until
+from operator_processes import ask, mount_certificates, operator_environment, until
 from pods import Json, annotated, pod_p0, pool_p1
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
@@ -75,25 +73,12 @@ class Running:
 
     def mount_certificates(self) -> str:
         """Copy the Secret's public parts where the webhook looks; return the CA."""
-        data = self.kubectl.get("secret", SECRET)["data"]
-        for key in ("tls.crt", "tls.key", "ca.crt"):
-            (self.folder / "certificates" / key).write_bytes(base64.b64decode(data[key]))
-        return base64.b64decode(data["ca.crt"]).decode()
+        mount_certificates(self.kubectl, SECRET, self.folder / "certificates")
+        return (self.folder / "certificates" / "ca.crt").read_text()
 
     def ask(self, path: str, port: int, body: bytes | None = None, token: str = "") -> tuple[int, str]:
         """Call the webhook process over TLS; return status and text."""
-        trust = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
-        request = urllib.request.Request(f"https://localhost:{port}{path}", data=body)
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        try:
-            with urllib.request.urlopen(request, context=trust, timeout=10) as answer:
-                return int(answer.status), answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
+        return ask(self.folder / "certificates", path, port, body, token)
 
     def status(self) -> Json:
         """The pool's status."""
