@@ -6,7 +6,6 @@ objects, and a controller that is killed again and again. It counts every write 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import pathlib
@@ -25,7 +24,7 @@ import pytest
 import yaml
 
 from kvshare_operator.api import crd, names
-from operator_processes import api_writes, metric, operator_environment, until
+from operator_processes import api_writes, metric, mount_certificates, operator_environment, until
 from pods import Json, pod_p0, pool_p1
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
@@ -88,9 +87,7 @@ class Place:
 
     def mount_certificates(self) -> None:
         """Copy the Secret's public parts where both webhooks look."""
-        data = self.kubectl.get("secret", SECRET)["data"]
-        for key in ("tls.crt", "tls.key", "ca.crt"):
-            (self.folder / "certificates" / key).write_bytes(base64.b64decode(data[key]))
+        mount_certificates(self.kubectl, SECRET, self.folder / "certificates")
 
     def ready(self, name: str) -> bool:
         """Whether a webhook is ready, asked with the one CA."""
