@@ -28,11 +28,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvshare_connector import compat
 from kvshare_connector.scheduler.glue import SchedulerSide
 from kvshare_connector.stats import KVSharePromMetrics, KVShareStats
-from kvshare_connector.store import mooncake
+from kvshare_connector.store import installation, mooncake
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.store.settings import settings_from
 from kvshare_connector.wire import Report, Step
 from kvshare_connector.worker.glue import WorkerSide
+from kvshare_connector.worker.setting import Setting
 from kvshare_layout import RankFacts, parse
 
 
@@ -90,7 +91,7 @@ def _timed(method: _Method) -> _Method:
 
 def _store_problem() -> str:
     """Why no store client can be made in this image, or an empty string."""
-    problem = mooncake.library_problem()
+    problem = installation.library_problem()
     return f"MooncakeMissing: {problem}" if problem else ""
 
 
@@ -123,6 +124,12 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 pp_rank=rank // parallel.tensor_parallel_size,
                 problem=_store_problem(),
                 tell_landed=compat.events_enabled(vllm_config),
+                setting=Setting(
+                    compat.platform_name(),
+                    compat.indexer_keys(vllm_config),
+                    compat.state_kernels(vllm_config),
+                    vllm_config.model_config.get_total_num_hidden_layers(),
+                ),
             )
 
     def _open_store(self) -> ObjectStore:
@@ -225,11 +232,12 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_timed
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that are over on this rank."""
-        return compat.transfer_results(self._worker_side.finished_loads())
+        return compat.transfer_results(*self._worker_side.finished_loads())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """The same for callers of the older form."""
-        return None, self._worker_side.finished_loads() or None
+        """The same for callers of the older form, which know no failures by request: those loads stay open for ever."""
+        finished, failed = self._worker_side.finished_loads()
+        return None, (finished - failed) or None
 
     @_timed
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -270,8 +278,8 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @_timed
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Blocks have been allocated."""
-        block_ids = blocks.get_block_ids()[0] if num_external_tokens > 0 else ()
-        self._scheduler_side.allocated(request, block_ids, num_external_tokens)
+        tables = blocks.get_block_ids() if num_external_tokens > 0 else ()
+        self._scheduler_side.allocated(request, tables, num_external_tokens)
 
     @_timed
     def build_connector_meta(self, scheduler_output: Any) -> KVShareMetadata:
@@ -284,12 +292,14 @@ class KVShareConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         metadata = connector_output.kv_connector_worker_meta
         report = metadata.report if isinstance(metadata, KVShareWorkerMetadata) else None
         finished = sorted(connector_output.finished_recving or ())
-        self._scheduler_side.output(report, finished, frozenset(connector_output.invalid_block_ids or ()))
+        failed = getattr(connector_output, "failed_recving", None) or ()
+        invalid = frozenset(connector_output.invalid_block_ids or ())
+        self._scheduler_side.output(report, finished, invalid, frozenset(failed))
 
     @_timed
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         """A request has ended; its blocks may be freed at once, pins keep what is still read."""
-        self._scheduler_side.finished(request, block_ids[0] if block_ids else ())
+        self._scheduler_side.finished(request, block_ids)
         return False, None
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:

@@ -11,9 +11,11 @@ from kvshare_layout.config import ConnectorConfig, Parsed
 from kvshare_layout.errors import LayoutError
 from kvshare_layout.facts import EngineFacts, LayerFacts, RankFacts, check_ranks
 from kvshare_layout.heads import effective_tp, normalise_store_tp, resolve_store_tp, tp_problem
-from kvshare_layout.kinds import Kind
-from kvshare_layout.objects import HeldObject, object_bytes, object_ids, prove_tiling, shared_objects
+from kvshare_layout.indexers import indexer_problem
+from kvshare_layout.kinds import INDEXER, STATE, Kind
+from kvshare_layout.objects import HeldObject, ObjectId, object_bytes, object_ids, prove_tiling, shared_objects
 from kvshare_layout.stages import Stage, common_boundaries, stages_of
+from kvshare_layout.states import form_of, state_problem
 
 SHARED, ISOLATED, DISABLED = "shared", "isolated", "disabled"
 
@@ -36,6 +38,15 @@ class Case:
     def layers(self) -> list[LayerFacts]:
         """The layers of all ranks, rank by rank."""
         return [layer for facts in self.ranks for layer in facts.layers]
+
+    def caches(self, cache: str) -> list[LayerFacts]:
+        """The caches of one sort, ``""`` for those of attention, of all ranks."""
+        return [layer for layer in self.layers if layer.cache == cache]
+
+    @property
+    def attention(self) -> LayerFacts:
+        """One of the attention caches, which are all alike but for their windows once that has been checked."""
+        return self.caches("")[0]
 
 
 Check = Callable[[Case], tuple[str, str] | None]
@@ -70,22 +81,54 @@ def _no_layers(case: Case) -> tuple[str, str] | None:
     return None if case.layers else ("NoKVCache", "the model has no KV-cache layers, there is nothing to cache")
 
 
+def _geometry(layer: LayerFacts) -> tuple[object, ...]:
+    return layer.encoding, layer.sliceable, layer.heads, layer.cell_bytes, layer.block_tokens
+
+
 def _several_kinds(case: Case) -> tuple[str, str] | None:
-    kinds = {
-        (layer.retention, layer.encoding, layer.sliceable, layer.heads, layer.cell_bytes, layer.block_tokens)
-        for layer in case.layers
-    }
-    rules = sorted({layer.retention.rule for layer in case.layers})
-    if len(kinds) == 1 and rules == ["full"] and case.engine.cache_groups == 1:
-        return None
-    return "SeveralKinds", (
-        f"{len(kinds)} cache geometries in {case.engine.cache_groups} cache groups with retention {', '.join(rules)}: "
-        "only models whose layers all have one full-attention cache are cached today"
+    engine, layers = case.engine, case.layers
+    rules = sorted({layer.retention.rule for layer in layers})
+    geometries = {_geometry(x) for x in layers}
+    found = (
+        f"{len(geometries)} cache geometries in {engine.cache_groups} cache groups with retention {', '.join(rules)}"
     )
+    if not set(rules) <= {"full", "window", "state"}:
+        return "SeveralKinds", (
+            f"{found}: only full attention, sliding windows and recurrent states are cached; nothing is known about "
+            "how long the blocks of other caches keep their meaning"
+        )
+    attention, states, indexers = (case.caches(cache) for cache in ("", STATE, INDEXER))
+    beside_others = case.parsed.config.inside_multi_connector
+    if (states or "state" in rules) and (problem := state_problem(attention, states, beside_others=beside_others)):
+        return "SeveralKinds", f"{found}: such recurrent states are not cached: {problem}"
+    if indexers and (problem := indexer_problem(engine, attention, indexers)):
+        return "SeveralKinds", f"{found}: such layers with an indexer are not cached: {problem}"
+    if len({_geometry(x) for x in attention}) > 1:
+        return "SeveralKinds", f"{found}: layers whose caches differ in more than their window are not cached"
+    groups: dict[int, set[str]] = {}
+    for layer in (*attention, *states):
+        groups.setdefault(layer.group, set()).add(layer.retention.name)
+    if sorted(groups) != list(range(engine.cache_groups)) or any(len(names) > 1 for names in groups.values()):
+        return "SeveralKinds", (
+            f"{found}, with layers in groups {sorted(groups)}: every cache group must belong to layers of one kind"
+        )
+    if rules == ["full"] and engine.cache_groups == 1:
+        return None
+    if engine.cache_groups == 1 and beside_others:
+        # Another connector may report the null block, which all requests share: vLLM 0.32 then goes back in requests
+        # that run, which a window does not allow.
+        return "SeveralKinds", (
+            f"{found}, beside another connector: windows by themselves are cached without it only, use one of the two"
+        )
+    if states and engine.speculates:
+        return "SeveralKinds", (
+            f"{found}, together with speculative decoding: states are cached without it only, use one of the two"
+        )
+    return None
 
 
 def _hash_granularity(case: Case) -> tuple[str, str] | None:
-    engine, layer = case.engine, case.layers[0]
+    engine, layer = case.engine, case.attention  # all layers have blocks of one size by now
     if engine.hash_block_tokens == engine.block_tokens == layer.block_tokens:
         return None
     return "BlockMismatch", (
@@ -109,7 +152,9 @@ def _hash_random(case: Case) -> tuple[str, str] | None:
 
 def _pool_mismatch(case: Case) -> tuple[str, str] | None:
     config, engine = case.parsed.config, case.engine
-    if config.block_size_tokens and config.block_size_tokens != engine.block_tokens:
+    # The engine makes blocks as large as a state whatever it was told; what it made is in the fingerprint.
+    larger = bool(case.caches(STATE)) and engine.block_tokens > config.block_size_tokens
+    if config.block_size_tokens and config.block_size_tokens != engine.block_tokens and not larger:
         return "BlockMismatch", (
             f"blocks of {engine.block_tokens} tokens, the pool's {config.block_size_tokens} expected: "
             f"start the engine with --block-size {config.block_size_tokens}"
@@ -127,7 +172,7 @@ def _weights_unknown(case: Case) -> tuple[str, str] | None:
 
 
 def _not_sliceable(case: Case) -> tuple[str, str] | None:
-    layer = case.layers[0]
+    layer = case.attention
     if layer.sliceable or case.engine.kv_heads == 1:
         return None
     return "EncodingNotSliceable", (
@@ -141,7 +186,7 @@ def _heads_mismatch(case: Case) -> tuple[str, str] | None:
     if problem := tp_problem(engine.tp, engine.kv_heads):
         return "HeadsMismatch", problem
     expected = engine.kv_heads // effective_tp(engine.tp, engine.kv_heads)
-    found = case.layers[0].heads
+    found = case.attention.heads
     if found == expected:
         return None
     return "HeadsMismatch", (
@@ -234,31 +279,54 @@ def store_tp_of(config: ConnectorConfig, engine: EngineFacts) -> int:
     return size
 
 
-def kind_of(case: Case) -> Kind:
-    """The one kind of an engine whose layers have passed the checks that disable."""
-    layer = case.layers[0]
-    indices = sorted({item.index for item in case.layers})
-    return Kind(
-        layer.retention.name, layer.retention, layer.encoding, case.engine.kv_heads, layer.cell_bytes,
-        layer.block_tokens, tuple(indices),
+def kinds_of(case: Case) -> tuple[Kind, ...]:
+    """The kinds of an engine whose layers have passed the checks that disable.
+
+    Full attention, then growing windows, then second caches and states.
+    """
+    found: dict[str, list[LayerFacts]] = {}
+    for x in sorted(case.layers, key=lambda x: (x.cache, x.retention.rule != "full", x.retention.window)):
+        found.setdefault(x.kind, []).append(x)
+    return tuple(
+        Kind(
+            name, mine[0].retention, mine[0].encoding, case.engine.kv_heads, mine[0].cell_bytes, mine[0].block_tokens,
+            tuple(sorted({x.index for x in mine})), *_local(case.engine, mine[0]),
+        )
+        for name, mine in found.items()
     )  # fmt: skip
 
 
-def shared_plan(case: Case) -> tuple[Kind, int, tuple[Stage, ...]]:
-    """Kind, S and stages of a sharing engine, proven by tiling over all its ranks."""
+def _local(engine: EngineFacts, layer: LayerFacts) -> tuple[int, str]:
+    """The last fields of a kind: ranks that each have a part of their own, and its form; none for heads."""
+    return (engine.tp, form_of(layer.encoding, layer.cell_bytes)) if layer.cache == STATE else (0, "")
+
+
+def groups_of(case: Case, kind: Kind) -> tuple[int, ...]:
+    """The engine's cache groups with layers of a kind, ascending. They move with the layout, so no key knows them."""
+    return tuple(sorted({x.group for x in case.layers if x.kind == kind.name}))
+
+
+def layers_of(kind: Kind, facts: RankFacts) -> list[LayerFacts]:
+    """The caches of a kind that a rank holds."""
+    return [layer for layer in facts.layers if layer.kind == kind.name]
+
+
+def shared_plan(case: Case) -> tuple[int, tuple[tuple[Kind, tuple[Stage, ...]], ...]]:
+    """S, and every kind of a sharing engine with its stages, proven by tiling over all ranks."""
     config, engine = case.parsed.config, case.engine
-    kind, store_tp = kind_of(case), store_tp_of(config, engine)
+    store_tp = store_tp_of(config, engine)
     sizes = config.pipeline_parallel_sizes or (engine.pp,)
     boundaries = common_boundaries(engine.hidden_layers, sizes, config.stage_boundaries)
-    stages = stages_of(boundaries, kind.layers)
+    # A rank's state may be megabytes: one layer is one object, whatever the pipeline.
+    each = range(engine.hidden_layers + 1)
+    kinds = tuple((kind, stages_of(each if kind.ranks else boundaries, kind.layers)) for kind in kinds_of(case))
     held: list[HeldObject] = []
-    for facts in case.ranks:
-        held.extend(
-            shared_objects(
-                kind, store_tp, stages, tp=engine.tp, tp_rank=facts.tp_rank, held_layers=[x.index for x in facts.layers]
-            )
-        )
-    total = {id_: object_bytes(kind, store_tp, stages[id_.stage]) for id_ in object_ids(kind, store_tp, stages)}
+    total: dict[ObjectId, int] = {}
+    for kind, stages in kinds:
+        for facts in case.ranks:
+            mine = [x.index for x in layers_of(kind, facts)]
+            held += shared_objects(kind, store_tp, stages, tp=engine.tp, tp_rank=facts.tp_rank, held_layers=mine)
+        total.update({i: object_bytes(kind, store_tp, stages[i.stage]) for i in object_ids(kind, store_tp, stages)})
     for block_number in range(engine.tp // effective_tp(engine.tp, engine.kv_heads)):
         prove_tiling(total, held, block_number)
-    return kind, store_tp, stages
+    return store_tp, kinds

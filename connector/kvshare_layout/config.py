@@ -45,7 +45,7 @@ class ConnectorConfig:
         reserved_tp_sizes: TP sizes that will be added later; join the lcm.
         pipeline_parallel_sizes: pipeline sizes of all members; empty means this pod's own size only.
         stage_boundaries: explicit inner Store stage boundaries, hidden-layer numbers.
-        save_decode_cache: decode and both roles also save what they decode.
+        save_decode_cache: decode and both roles also save what they decode; without it decode saves nothing at all.
         role: ``prefill``, ``decode`` or ``both``.
         cache_namespace: pool prefix of all keys.
         model_id: the pool's name of the model, never a mount path. Informational, it is inside the prefix already.

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from kvshare_layout.errors import LayoutError
 from kvshare_layout.kinds import Retention
 
+#: What begins the encoding of a cache whose bytes are not known; what follows says why.
+UNKNOWN = "unknown:"
+
 
 @dataclass(frozen=True)
 class LayerFacts:
@@ -23,9 +26,12 @@ class LayerFacts:
         encoding: cell encoding id.
         sliceable: heads can be moved one by one. False for encodings in which heads share bytes.
         heads: slots along H on this rank.
-        cell_bytes: bytes of one slot and one token.
+        cell_bytes: bytes of one slot and one token; of the whole state where the cache is one.
         block_tokens: tokens of a block.
         layout: physical layout found in the real strides; ``other`` when no name fits.
+        group: the engine's number of the cache group whose block tables say where the layer's blocks are.
+        cache: which of the layer's caches: empty for its attention, ``indexer`` for the keys of an indexer, ``state``
+            for a recurrent state.
     """
 
     name: str
@@ -37,6 +43,13 @@ class LayerFacts:
     cell_bytes: int
     block_tokens: int
     layout: str
+    group: int = 0
+    cache: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind that this cache is of."""
+        return self.cache or self.retention.name
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class RankFacts:
         rank: rank inside the engine, ``pp_rank * tp + tp_rank``.
         tp_rank: tensor-parallel rank.
         pp_rank: pipeline rank.
-        layers: the KV-bearing layers it holds, ascending indices.
+        layers: the caches of the KV-bearing layers it holds, ascending indices.
         problems: what keeps this rank from caching at all, each ``Reason: sentence``.
     """
 
@@ -56,6 +69,11 @@ class RankFacts:
     pp_rank: int
     layers: tuple[LayerFacts, ...]
     problems: tuple[str, ...] = ()
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Physical layouts of its caches. A state has no heads and tokens, so it has none."""
+        return tuple(sorted({layer.layout for layer in self.layers if layer.retention.rule != "state"}))
 
     def to_json(self) -> str:
         """The facts as one line of JSON."""
@@ -87,6 +105,7 @@ class EngineFacts:
         hash_block_tokens: tokens of one block hash.
         hash_algorithm: the engine's name of it.
         hash_reproducible: two processes with equal settings give equal hashes.
+        speculates: the engine decodes speculatively, by whatever method, also one that leaves ``identity`` alone.
         draft_drop: the engine drops the last matched block (EAGLE-like drafting).
         identity: facts of the model and engine that change bytes, plain JSON values by field name (digest of the
             model configuration, of the weights, dtypes, quantisation, hash scheme, canary, speculative layers).
@@ -106,6 +125,7 @@ class EngineFacts:
     hash_block_tokens: int
     hash_algorithm: str
     hash_reproducible: bool
+    speculates: bool
     draft_drop: bool
     identity: Mapping[str, object]
     weights_problem: str

@@ -2,8 +2,10 @@
 
 A canonical object is one block, one kind, one Store shard, one Store stage: layer by layer, each layer dense
 ``[H/S, N, C]`` (head-major). Since S is a multiple of every effective TP size and stages refine every pipeline split, a
-rank always holds whole objects. This module says where the parts of an object lie in the rank's own layers; it knows
-nothing of addresses, strides or tensors.
+rank always holds whole objects. A recurrent state has no such form: its objects are one layer of one rank each.
+
+This module says where the parts of an object lie in the rank's own layers; it knows nothing of addresses, strides or
+tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,6 +63,8 @@ class HeldObject:
         runs: its bytes in ascending offsets, covering it completely.
         replica: this rank's number among the ranks that hold the same bytes.
         replicas: how many such ranks there are.
+        blocks: the retention's name: in whose blocks of the engine it lies, together with other kinds of that rule.
+        cache: which cache of its layers it is of, see ``Kind.cache``.
     """
 
     id: ObjectId
@@ -68,6 +72,8 @@ class HeldObject:
     runs: tuple[Run, ...]
     replica: int
     replicas: int
+    blocks: str
+    cache: str = ""
 
     def writes(self, block_number: int) -> bool:
         """Whether this rank is the one among its replicas that writes block ``block_number`` of a prompt."""
@@ -81,7 +87,8 @@ def object_bytes(kind: Kind, store_tp: int, stage: Stage) -> int:
 
 def object_ids(kind: Kind, store_tp: int, stages: Sequence[Stage]) -> tuple[ObjectId, ...]:
     """All objects of a block, in ascending order."""
-    return tuple(ObjectId(kind.name, shard, stage.number) for shard in range(store_tp) for stage in stages)
+    shards = range(kind.shards(store_tp))
+    return tuple(ObjectId(kind.name_in_keys, shard, stage.number) for shard in shards for stage in stages)
 
 
 def _held(
@@ -89,7 +96,7 @@ def _held(
 ) -> HeldObject:
     size = kind.layer_bytes(heads)
     runs = tuple(Run(i * size, size, layer, head_start, heads) for i, layer in enumerate(layers))
-    return HeldObject(id_, len(layers) * size, runs, replica, replicas)
+    return HeldObject(id_, len(layers) * size, runs, replica, replicas, kind.retention.name, kind.cache)
 
 
 def shared_objects(
@@ -108,12 +115,17 @@ def shared_objects(
     Raises:
         LayoutError: the rank does not hold whole objects.
     """
+    if kind.ranks:
+        return tuple(
+            _held(kind, ObjectId(kind.name_in_keys, tp_rank, stage.number), stage.layers, 0, 1, 0, 1)
+            for stage in held_stages(stages, held_layers)
+        )
     share = head_share(tp, tp_rank, kind.kv_heads, store_tp)
     heads = kind.kv_heads // store_tp
     return tuple(
         _held(
             kind,
-            ObjectId(kind.name, shard, stage.number),
+            ObjectId(kind.name_in_keys, shard, stage.number),
             stage.layers,
             (shard - share.shards.start) * heads,
             heads,
@@ -127,7 +139,7 @@ def shared_objects(
 
 def isolated_object(kind: Kind, *, rank: int, heads: int, held_layers: Iterable[int]) -> HeldObject:
     """The one opaque object per block of an isolated rank: everything it holds, as shard ``rank`` of stage 0."""
-    return _held(kind, ObjectId(kind.name, rank, 0), sorted(held_layers), 0, heads, 0, 1)
+    return _held(kind, ObjectId(kind.name_in_keys, rank, 0), sorted(held_layers), 0, heads, 0, 1)
 
 
 def prove_tiling(sizes: Mapping[ObjectId, int], held: Iterable[HeldObject], block_number: int = 0) -> None:

@@ -108,7 +108,7 @@ def held_stages(stages: Sequence[Stage], held_layers: Iterable[int]) -> tuple[St
         elif inside:
             mistakes.append(
                 f"layers {inside} of Store stage {stage.number} held, all of {list(stage.layers)} or none expected: "
-                "list this pod's pipeline size, or its stage boundaries, in the pool"
+                "list this pod's pipeline size in the pool, and let vLLM split the layers itself"
             )
     unknown = sorted(held - {layer for stage in stages for layer in stage.layers})
     if unknown:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from kvshare_connector.kernels.forms import Forms, several
 from kvshare_connector.kernels.naive import Run
 from kvshare_connector.kernels.plain import Plain
 
@@ -42,18 +43,25 @@ class Kernels(Protocol):
         ...
 
 
-def kernels_for(layers: Sequence[torch.Tensor], objects: Sequence[Sequence[Run]]) -> Kernels:
+def kernels_for(
+    layers: Sequence[torch.Tensor],
+    objects: Sequence[Sequence[Run]],
+    places: Sequence[Sequence[int] | None] | None = None,
+) -> Kernels:
     """The kernels for a rank, tried once, which compiles them; on the stream that is current.
 
     Args:
         layers: byte views of the caches, see ``Plain``.
         objects: the runs of every object that will be asked for.
+        places: where the runs lie in a row, see ``Plain``.
     """
-    plain = Plain(layers, objects)
+    if several(layers, objects):
+        return Forms(layers, objects, places, kernels_for)
+    plain = Plain(layers, objects, places)
     if not plain.sizes or not _accelerated(layers[0].device):
         return plain
     try:
-        fast: Kernels = importlib.import_module("kvshare_connector.kernels.repack").Repack(layers, objects)
+        fast: Kernels = importlib.import_module("kvshare_connector.kernels.repack").Repack(layers, objects, places)
         _try(fast, plain, layers[0].device)
     except Exception as error:  # an import, a compiler or a device may fail in any way, and caching goes on
         logger.warning(

@@ -19,19 +19,44 @@ class Plain:
         sizes: bytes of each object.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor], objects: Sequence[Sequence[Run]]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        objects: Sequence[Sequence[Run]],
+        places: Sequence[Sequence[int] | None] | None = None,
+    ) -> None:
         """Find what can be copied at once.
 
         Args:
             layers: uint8 ``[B, H, ..., C]`` each, on one device, the last axis dense.
             objects: the runs of every object that will be asked for.
+            places: of every object the first byte of each run in a row, ascending; None where they follow each other.
+                What lies between runs is left as it is.
         """
         self._layers, self._objects = list(layers), [tuple(runs) for runs in objects]
         self._blocks = min((layer.shape[0] for layer in layers), default=0)
+        self._places = list(places) if places is not None else [None] * len(self._objects)
         self.sizes = tuple(
-            sum(layers[slot][0, start : start + heads].numel() for slot, start, heads in runs) for runs in objects
+            sum(map(self._bytes, runs)) if at is None else max(map(sum, zip(at, map(self._bytes, runs), strict=True)))
+            for runs, at in zip(self._objects, self._places, strict=True)
         )
-        self._stacks = [_stack(self._layers, runs) for runs in self._objects]
+        self._stacks = [
+            _stack(self._layers, runs) if at is None else None
+            for runs, at in zip(self._objects, self._places, strict=True)
+        ]
+
+    def _bytes(self, run: Run) -> int:
+        slot, start, heads = run
+        return int(self._layers[slot][0, start : start + heads].numel())
+
+    def _pieces(self, number: int) -> Iterator[tuple[Sequence[Run], int, int]]:
+        """Runs of an object that follow each other in a row, with their first byte and the one behind the last."""
+        runs, at = self._objects[number], self._places[number]
+        if at is None:
+            yield runs, 0, self.sizes[number]
+            return
+        for run, start in zip(runs, at, strict=True):
+            yield (run,), start, start + self._bytes(run)
 
     def pack(
         self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
@@ -55,8 +80,9 @@ class Plain:
                     target.copy_(source)
                 continue
             for first, count, start in _neighbours(places):
-                part = rows[first : first + count, : self.sizes[number]]
-                naive.pack(self._layers, self._objects[number], self._where(wanted[start : start + count]), part)
+                blocks_ = self._where(wanted[start : start + count])
+                for runs, begin, end in self._pieces(number):
+                    naive.pack(self._layers, runs, blocks_, rows[first : first + count, begin:end])
 
     def unpack(
         self, objects: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor | None = None
@@ -70,8 +96,9 @@ class Plain:
                     target.copy_(source)
                 continue
             for first, count, start in _neighbours(places):
-                part = rows[first : first + count, : self.sizes[number]]
-                naive.unpack(self._layers, self._objects[number], self._where(wanted[start : start + count]), part)
+                blocks_ = self._where(wanted[start : start + count])
+                for runs, begin, end in self._pieces(number):
+                    naive.unpack(self._layers, runs, blocks_, rows[first : first + count, begin:end])
 
     def _where(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64).to(self._layers[0].device)

@@ -93,13 +93,19 @@ class Repack:
         sizes: bytes of each object.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor], objects: Sequence[Sequence[Run]]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        objects: Sequence[Sequence[Run]],
+        places: Sequence[Sequence[int] | None] | None = None,
+    ) -> None:
         """Check and tabulate.
 
         Args:
             layers: uint8 ``[B, H, N, C]``, or ``[B, H, C]`` for one token, or ``[B, H, R, M, C]`` where a block is R
                 kernel blocks of M tokens; on one device, all axes but H equal.
             objects: the runs of every object that will be asked for.
+            places: of every object the first byte of each run in a row, ascending; None where they follow each other.
 
         Raises:
             ValueError: a tensor or a run does not fit; the text says which.
@@ -115,7 +121,9 @@ class Repack:
         for number, object_ in enumerate(objects):
             table.append((len(runs), len(object_)))
             offset = 0
-            for slot, start, heads in object_:
+            at = None if places is None else places[number]
+            for i, (slot, start, heads) in enumerate(object_):
+                offset = offset if at is None else at[i]
                 if not 0 <= slot < len(layers) or start < 0 or heads < 1 or start + heads > self._layers[slot].shape[1]:
                     raise ValueError(f"run {(slot, start, heads)} of object {number} given, heads of a layer expected")
                 runs.append((slot, start, heads, offset))
@@ -127,7 +135,7 @@ class Repack:
         self._most_runs = max((count for _, count in table), default=0)
         self._most_heads = max((run[2] for run in runs), default=0)
         self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        steps = [self._cell]
+        steps = [self._cell, *(run[3] for run in runs)]
         for layer in self._layers:
             steps += [layer.data_ptr(), *layer.stride()[:4]]
         self._word = _widest(steps)

@@ -26,7 +26,20 @@ logger = logging.getLogger(__name__)
 #: Fields of a model configuration that say where it came from, not what it computes.
 _NOT_IDENTITY = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})
 #: Rotary embeddings whose values do not depend on the context length that an engine is started with.
-_STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3", "mrope", "deepseek_yarn", "deepseek_llama_scaling"})
+_STATIC_ROPE = frozenset({
+    "default", "linear", "yarn", "llama3", "mrope", "proportional", "deepseek_yarn", "deepseek_llama_scaling",
+})  # fmt: skip
+#: Speculative decoding without layers of its own. What a rejected draft leaves in a cache is never saved, so such
+#: engines have the same blocks as those that do not speculate.
+_DRAFTS_WITHOUT_A_CACHE = frozenset({"ngram", "ngram_gpu", "suffix"})
+#: Settings of an engine that decide what the model sees of a picture or a film, which block hashes know by its own
+#: bytes and by what the request says.
+_MEDIA_SETTINGS = (
+    "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate", "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+)  # fmt: skip
+#: Load formats that read no safetensors, whatever else lies there.
+_PICKLED = frozenset({"pt", "npcache"})
 _CANARY_BLOCK = tuple(range(16))
 
 
@@ -53,9 +66,10 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str, identifie
         hidden_layers=model.get_total_num_hidden_layers(),
         cache_groups=len(kv_cache_config.kv_cache_groups),
         block_tokens=cache.block_size,
-        hash_block_tokens=getattr(kv_cache_config, "hash_block_size", None) or cache.block_size,
+        hash_block_tokens=compat.hash_block_tokens(vllm_config, kv_cache_config),
         hash_algorithm=algorithm,
         hash_reproducible=canary is not None,
+        speculates=speculative is not None,
         draft_drop=bool(speculative is not None and speculative.use_eagle()),
         identity={
             "model_config": _model_digest(model.hf_config),
@@ -68,6 +82,10 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, problem: str, identifie
             "hash_scheme": compat.hash_scheme(),
             "hash_canary": canary or "random",
             "speculative": _speculative(speculative),
+            **_state_dtypes(kv_cache_config),
+            **_eight_bits(str(cache.cache_dtype)),
+            **_media(model),
+            **_choices(model),
         },
         weights_problem=weights_problem,
         problem=problem or compat.version_problem() or _combination_problem(vllm_config),
@@ -93,6 +111,66 @@ def _combination_problem(vllm_config: Any) -> str:
     return ""
 
 
+def _state_dtypes(kv_cache_config: Any) -> dict[str, str]:
+    """Types of recurrent states, which round what later layers cache; nothing for models without states."""
+    specs = [
+        spec
+        for group in kv_cache_config.kv_cache_groups
+        for spec in getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values()
+    ]
+    found = {
+        "+".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
+        for spec in specs
+        if any(cls.__name__ == "MambaSpec" for cls in type(spec).__mro__)
+    }
+    return {"state_dtypes": ",".join(sorted(found))} if found else {}
+
+
+def _eight_bits(cache_dtype: str) -> dict[str, str]:
+    """What ``fp8`` means here, where it is not what it means nearly everywhere.
+
+    The same byte is half as much in the form of some accelerators (``float8_e4m3fnuz``), and nothing else tells their
+    caches from those of others: to vLLM both are bytes of ``fp8``.
+    """
+    if not cache_dtype.startswith("fp8"):
+        return {}
+    form = compat.eight_bit_form()
+    return {"fp8": form} if form != "float8_e4m3fn" else {}
+
+
+def _choices(model: Any) -> dict[str, str]:
+    """What the command line makes of equal weights and configurations; nothing for an engine that chooses nothing.
+
+    Another implementation of a model may order the channels of a head in another way, as vLLM's and Transformers' do
+    for Llama 4, and a layer that is not quantised computes other values.
+    """
+    found: dict[str, str] = {}
+    if model.using_transformers_backend():
+        found["model_implementation"] = "transformers"
+    if overrides := getattr(model, "model_class_overrides", None):
+        found["model_classes"] = canonical_json(dict(overrides)).decode()
+    if (quantization := getattr(model, "quantization_config", None)) is not None:
+        found["quantization_settings"] = repr(quantization)
+    return found
+
+
+def _media(model: Any) -> dict[str, str]:
+    """How media become embeddings, as far as the engine's settings and the model's files say it; nothing for text."""
+    config = getattr(model, "multimodal_config", None)
+    if config is None:
+        return {}
+    settings = {name: value for name in _MEDIA_SETTINGS if (value := getattr(config, name, None))}
+    if "video_pruning_rate" in settings:
+        settings["video_pruning_method"] = getattr(config, "video_pruning_method", None)
+    digest = hashlib.sha256(canonical_json(_without_origin(settings)))
+    try:
+        for path in sorted(_model_directory(model).glob("*processor_config.json")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    except (WeightsUnreadableError, OSError) as error:
+        logger.info("the settings of the model's processors are not known: %s", error)  # nor are its weights then
+    return {"media": digest.hexdigest()}
+
+
 def _config_json(hf_config: Any) -> Any:
     """The model's configuration after all overrides, as plain values."""
     return json.loads(hf_config.to_json_string(use_diff=False)) if hasattr(hf_config, "to_json_string") else {}
@@ -107,7 +185,7 @@ def _rope_types(value: Any) -> set[str]:
     """All kinds of rotary embeddings named in a configuration.
 
     Some, such as longrope, choose their factors by the context length of the engine, so that two engines with equal
-    weights and configurations write different keys.
+    weights and configurations write different keys. Models with several types of layers have one for each type.
     """
     if isinstance(value, list):
         return set().union(*map(_rope_types, value))
@@ -116,8 +194,9 @@ def _rope_types(value: Any) -> set[str]:
     found = set().union(*map(_rope_types, value.values()))
     rope = value.get("rope_parameters") or value.get("rope_scaling")
     if isinstance(rope, Mapping):
-        kind = rope.get("rope_type") or rope.get("type")
-        found |= {str(kind)} if kind else set()
+        for one in (rope, *(by_type for by_type in rope.values() if isinstance(by_type, Mapping))):
+            kind = one.get("rope_type") or one.get("type")
+            found |= {str(kind)} if kind else set()
     return found
 
 
@@ -146,7 +225,8 @@ def identify_weights(vllm_config: Any) -> tuple[str, str]:
         )
     try:
         directory = _model_directory(vllm_config.model_config)
-        return weights_digest(weight_files(directory) if directory.is_dir() else [directory]), ""
+        pickled = load_format in _PICKLED
+        return weights_digest(weight_files(directory, pickled=pickled) if directory.is_dir() else [directory]), ""
     except (WeightsUnreadableError, OSError, ValueError) as error:
         return "", f"the weights cannot be identified: {error}"
 
@@ -165,8 +245,8 @@ def _model_directory(model: Any) -> Path:
 
 
 def _speculative(config: Any) -> str:
-    """What a draft model adds to the caches."""
-    if config is None:
+    """What a draft model adds to the caches: nothing where drafts come from the text itself."""
+    if config is None or config.method in _DRAFTS_WITHOUT_A_CACHE:
         return "none"
     draft = getattr(config, "draft_model_config", None)
     digest = _model_digest(draft.hf_config) if draft is not None else ""

@@ -3,6 +3,7 @@
 Nothing in here asserts on ids or waits for the network: an assertion or a stall in this process stops the engine.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +12,18 @@ from typing import Any
 from kvshare_connector import compat
 from kvshare_connector.counters import Counters
 from kvshare_connector.lines import Summary
-from kvshare_connector.scheduler.announcements import Announcements, StoredBlock
-from kvshare_connector.scheduler.apart import kept_apart
+from kvshare_connector.scheduler import states
+from kvshare_connector.scheduler.announcements import Announcements
+from kvshare_connector.scheduler.apart import STREAMED, kept_apart
 from kvshare_connector.scheduler.loads import Loads
 from kvshare_connector.scheduler.lookup import Lookups, Question
 from kvshare_connector.scheduler.membership import Membership, compare_manifest
 from kvshare_connector.scheduler.pins import Pins
+from kvshare_connector.scheduler.planning import Planning
 from kvshare_connector.scheduler.probe import Probe
 from kvshare_connector.scheduler.resets import Resets
 from kvshare_connector.scheduler.saves import Offered, SaveJob, SaveRule, Saves
+from kvshare_connector.scheduler.tables import KindGroups, Tables
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.wire import Report, Step
 from kvshare_layout import Decision, RankFacts
@@ -70,10 +74,13 @@ class SchedulerSide:
         self._decision_to_send = False
         self._pool: Any = None
         self._requests: dict[str, Any] = {}
-        self._first_block: dict[str, int] = {}
+        self._first_block: dict[str, tuple[int, int]] = {}  # with the resets that had happened at the lookup
         self._asked: dict[str, int] = {}  # tokens that a lookup was about, until blocks are allocated
         self._outdated: set[str] = set()  # requests whose blocks are from before a reset
         self._computing: set[str] = set()  # requests that have been scheduled since their blocks were allocated
+        # Requests that began in or behind a step in which another connector loads, and the tokens that they began with.
+        self._beside: dict[str, int] = {}
+        self._sessions = False
         self._facts_wanted_since: float | None = None
         self._lookups = Lookups(timeout=self._config.lookup_timeout_seconds, reuse=REUSE_SECONDS, forget=FORGET_SECONDS)
         self._loads = Loads()
@@ -89,6 +96,7 @@ class SchedulerSide:
         self._probe: Probe | None = None
         self._summary = Summary("scheduler")
         self.counters = Counters(heard=self._summary.counted)
+        self._planning = Planning(self._saves, self._block_tokens, self._announcements, self.counters)
 
     # Start-up.
 
@@ -125,6 +133,8 @@ class SchedulerSide:
             self._probe = Probe(self._open_store, overdue=self._config.lookup_timeout_seconds)
             if decision.verdict.state == "shared":
                 self._probe.run(lambda store: compare_manifest(store, decision))
+            if self._saves.epoch:
+                self.reset()  # again: the first one came before there was a namespace to empty
 
     @property
     def decision(self) -> Decision | None:
@@ -138,9 +148,12 @@ class SchedulerSide:
         self._requests[request.request_id] = request
         if reason := kept_apart(request):
             self.counters.add(f"skipped_requests:{reason}")
+        self._sessions = self._sessions or reason == STREAMED
         try:
             self._decide_if_ready()
             self._act_on(self._membership.check_canary())
+            if self._sessions:
+                self._act_on(self._membership.session_seen())
             if self._may_load(request):
                 self._ask(request, self._local_blocks(request))
         except Exception as error:
@@ -148,11 +161,14 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be loaded beyond the ``local_tokens`` that the engine has; ``None`` asks to come again."""
+        # It has no blocks now. vLLM 0.33 may allocate some and tell us steps later, or never if the request ends first.
+        self._computing.discard(request.request_id)
+        self._beside.pop(request.request_id, None)
         if not self._may_load(request):
             return 0, False
         self._asked[request.request_id] = request.num_tokens - local_tokens
         start = local_tokens // self._block_tokens
-        self._first_block[request.request_id] = start
+        self._first_block[request.request_id] = start, self._saves.epoch
         try:
             found = self._ask(request, start)
         except Exception as error:
@@ -160,7 +176,7 @@ class SchedulerSide:
             return 0, False
         if found is None:
             return None, False
-        blocks = usable_blocks(found, draft_drop=bool(self.decision and self.decision.draft_drop))
+        blocks = usable_blocks(found, draft_drop=self._draft_drop)
         return (blocks * self._block_tokens, True) if blocks else (0, False)
 
     def _may_load(self, request: Any) -> bool:
@@ -186,35 +202,59 @@ class SchedulerSide:
             if self._announcements is not None:
                 self._announcements.removed(answer.absent[:1])
             self.counters.add("lookups")
-            self.counters.add("lookup_keys", answer.keys)
+            for kind, asked in answer.keys.items():
+                self.counters.add(f"lookup_keys:{kind.rstrip('-')}", asked)
             self.counters.add("lookup_seconds", answer.seconds)
-            self.counters.observe("keys_per_lookup", answer.keys)
+            self.counters.observe("keys_per_lookup", sum(answer.keys.values()))
             for name, calls in answer.failures.items():
                 self.counters.add(f"failed_lookups:{name}", calls)
         # The last token is always computed, so that there is something to sample from.
         usable = (request.num_tokens - 1) // self._block_tokens
         before = self._lookups.timeouts
         hashes, preemptions = tuple(request.block_hashes[:usable]), request.num_preemptions
-        result = self._lookups.ask(request.request_id, start, hashes, now, preemptions=preemptions)
+        result = self._lookups.ask(
+            request.request_id, start, hashes, now, preemptions=preemptions, whole=self.decision.whole
+        )
         self.counters.add("lookup_timeouts", self._lookups.timeouts - before)
         if isinstance(result, Question):
             if not self._probe.answers_soon:
                 self._lookups.answer(result.request_id, result.serial, 0, now)
                 self.counters.add("lookups_skipped")
                 return 0
-            self._probe.ask(result, self.decision.namespace, [id_ for id_, _ in self.decision.objects])
+            kinds = [(kind, self.decision.objects_of(kind)) for kind, _ in self.decision.blocks]
+            self._probe.ask(result, self.decision.namespace, kinds, spare=int(self.decision.draft_drop))
             return None
         return result
 
     def _local_blocks(self, request: Any) -> int:
         """Blocks at the start of the request that the engine's own cache holds now."""
-        for number, block_hash in enumerate(request.block_hashes):
-            if self._pool.get_cached_block(block_hash, [0]) is None:
-                return number
-        return len(request.block_hashes)
+        hashes = request.block_hashes
 
-    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
-        """The engine allocated blocks for a request, ``external_tokens`` of which must be loaded."""
+        def cached(number: int, groups: tuple[int, ...]) -> bool:
+            return self._pool.get_cached_block(hashes[number], list(groups)) is not None
+
+        found = self._kinds.local_hit(len(hashes), cached, spare=int(self._draft_drop))
+        return usable_blocks(found, draft_drop=self._draft_drop)
+
+    @property
+    def _draft_drop(self) -> bool:
+        return self.decision is not None and self.decision.draft_drop
+
+    @property
+    def _kinds(self) -> KindGroups:
+        """The kinds of blocks of the model, none while nothing is cached."""
+        blocks = () if self.decision is None else self.decision.blocks
+        kinds, groups = tuple(kind for kind, _ in blocks), tuple(groups for _, groups in blocks)
+        return KindGroups(kinds, groups, lambda block_id: bool(self._pool.blocks[block_id].is_null))
+
+    def allocated(self, request: Any, tables: Tables, external_tokens: int) -> None:
+        """The engine allocated blocks for a request, ``external_tokens`` of which must be loaded.
+
+        Args:
+            request: the request.
+            tables: its block tables, one for each cache group.
+            external_tokens: tokens behind the local ones.
+        """
         request_id = request.request_id
         self._computing.discard(request_id)
         self.counters.add("asked_tokens", self._asked.pop(request_id, 0))
@@ -223,13 +263,14 @@ class SchedulerSide:
             self._lookups.allocated_without_hit(request_id)
             return
         self.counters.add("found_tokens", external_tokens)
-        start = self._first_block.get(request_id, 0)
+        start, epoch = self._first_block.get(request_id, (0, self._saves.epoch))
         end = start + external_tokens // self._block_tokens
-        hashes = tuple(request.block_hashes[start:end])
-        self._loads.plan(request_id, start, hashes, tuple(block_ids[start:end]), self._saves.epoch)
+        blocks = self._kinds.to_load(tables, request.block_hashes, start, end)
+        whole = self.decision is not None and self.decision.whole
+        self._loads.plan(request_id, start, end - start, blocks, epoch, whole=whole)
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> None:
-        """A request has ended; ``block_ids`` are about to be freed."""
+    def finished(self, request: Any, tables: Tables) -> None:
+        """A request has ended; the blocks in its ``tables`` are about to be freed."""
         request_id = request.request_id
         computed = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
         # The last token was sampled and never computed.
@@ -237,16 +278,17 @@ class SchedulerSide:
         # The engine counts the tokens of a load as computed as soon as it is planned.
         if (unproven := self._loads.unproven_from(request_id)) is not None:
             ready = min(ready, unproven * self._block_tokens)
-        if request_id not in self._computing:
+        if request_id not in self._computing or self._in_doubt(request_id, computed):
             # The same for a load of another connector beside this one: nothing has been computed on top of it.
             ready = 0
-        if self._saving(request) and (job := self._job(request, ready, block_ids)) is not None:
+        if self._saving(request) and (job := self._job(request, ready, tables)) is not None:
             self._tail.append(job)
         self._loads.void(request_id)
         self._lookups.forget(request_id)
         self._saves.forget(request_id)
         self._outdated.discard(request_id)
         self._computing.discard(request_id)
+        self._beside.pop(request_id, None)
         self._first_block.pop(request_id, None)
         self._asked.pop(request_id, None)
         self._requests.pop(request_id, None)
@@ -267,15 +309,22 @@ class SchedulerSide:
             request = self._requests.get(request_id)
             first = request_id not in self._computing
             self._computing.add(request_id)
-            if request is None or not self._saving(request):
+            if request is None:
                 continue
-            if first and getattr(scheduler_output, "has_sync_kv_loads", False):
-                continue  # another connector loads in this very step, and may fail: the next step, or the end, saves
-            ready = min(request.num_tokens, computed.get(request_id, 0) + scheduled)
-            table = None
+            start = computed.get(request_id, 0)
+            if first and (self._beside or getattr(scheduler_output, "has_sync_kv_loads", False)):
+                # Another connector loads in this very step, or in one whose results are not here, and may fail.
+                self._beside[request_id] = start
+            if self._in_doubt(request_id, start - getattr(request, "num_in_flight_tokens", 0)):
+                continue  # a later step, or the end, saves
+            if not self._saving(request):
+                continue
+            ready = min(request.num_tokens, start + scheduled)
+            tables = None
             if ready // self._block_tokens > 0:
-                table = compat.block_table(scheduler_output, request_id)
-            if table is not None and (job := self._job(request, ready, table)) is not None:
+                tables = compat.block_tables(scheduler_output, request_id)
+            handed = compat.boundary_states(scheduler_output, request_id)
+            if tables is not None and (job := self._job(request, ready, tables, handed)) is not None:
                 saves.append(job)
         decision = self.decision if self._decision_to_send else None
         self._decision_to_send = False
@@ -284,6 +333,17 @@ class SchedulerSide:
         if decision is not None or sent.loads or saves:
             self._last_news = self._last_step
         return sent
+
+    def _in_doubt(self, request_id: str, computed: int) -> bool:
+        """Whether nothing says yet that a load of another connector, on which a request rests, has worked.
+
+        Args:
+            request_id: the request.
+            computed: its tokens that are known to be computed: without those of steps whose results are not here.
+        """
+        if computed > self._beside.get(request_id, -1):
+            self._beside.pop(request_id, None)
+        return request_id in self._beside
 
     def _saving(self, request: Any) -> bool:
         return (
@@ -296,43 +356,15 @@ class SchedulerSide:
             and not self._resets.under_way
         )
 
-    def _job(self, request: Any, ready_tokens: int, table: Sequence[int]) -> SaveJob | None:
+    def _job(
+        self, request: Any, ready_tokens: int, tables: Tables, handed: Sequence[states.Handed] = ()
+    ) -> SaveJob | None:
         """A save job for what became ready, pinned; None when there is nothing or no room for it."""
         try:
-            return self._planned_job(request, ready_tokens, table)
+            return self._planning.job(request, ready_tokens, tables, handed, kinds=self._kinds, pins=self._pins)
         except Exception as error:
             self._give_up(error)
             return None
-
-    def _planned_job(self, request: Any, ready_tokens: int, table: Sequence[int]) -> SaveJob | None:
-        hashes = request.block_hashes
-        numbers = self._saves.next_blocks(
-            request.request_id,
-            ready_tokens=min(ready_tokens, len(table) * self._block_tokens),
-            prompt_tokens=request.num_prompt_tokens,
-            hashes=hashes,
-        )
-        numbers = [n for n in numbers if not self._pool.blocks[table[n]].is_null]
-        room = self._pins.room(len(numbers))
-        if room < len(numbers):
-            # Packed blocks are released within milliseconds: the request's next step, or its end, tries again.
-            self._saves.put_back(request.request_id, numbers[room])
-            if request.is_finished():
-                self.counters.add("dropped_save_blocks", len(numbers) - room)
-        if not room:
-            return None
-        job = self._saves.job(numbers[:room], hashes, table)
-        self._pins.pin(job.job_id, job.block_ids)
-        if self._announcements is not None:
-            self._announcements.planned(job.job_id, [self._described(request, number) for number in job.numbers])
-        return job
-
-    def _described(self, request: Any, number: int) -> StoredBlock:
-        """A block of a request as an event describes it."""
-        start, end = number * self._block_tokens, (number + 1) * self._block_tokens
-        parent = bytes(request.block_hashes[number - 1]) if number else None
-        tokens = tuple(request.all_token_ids[start:end])
-        return StoredBlock(bytes(request.block_hashes[number]), parent, tokens, compat.extra_keys(request, start, end))
 
     def _touch(self, block_ids: Sequence[int]) -> None:
         self._pool.touch([self._pool.blocks[block_id] for block_id in block_ids])
@@ -340,18 +372,30 @@ class SchedulerSide:
     def _release(self, block_ids: Sequence[int]) -> None:
         self._pool.free_blocks([self._pool.blocks[block_id] for block_id in reversed(block_ids)])
 
-    def output(self, report: Report | None, finished_recving: Sequence[str], invalid_block_ids: frozenset[int]) -> None:
+    def output(
+        self,
+        report: Report | None,
+        finished_recving: Sequence[str],
+        invalid_block_ids: frozenset[int],
+        failed_recving: frozenset[str] = frozenset(),
+    ) -> None:
         """Results of the ranks."""
         if report is not None:
             self._take_report(report)
         self._loads.invalid(invalid_block_ids)
+        self._loads.failed(failed_recving)
+        # Whosever load it was: the engine keeps blocks reserved for it, so that a second one could wait for ever.
+        for request_id in failed_recving & self._requests.keys():
+            self._lookups.bypass(request_id)
         for plan, good in self._loads.finish(finished_recving):
             self.counters.add("hit_tokens", good * self._block_tokens)
             if plan.request_id not in self._outdated:
-                self._offered.add(plan.block_hashes[:good])
-            if good < len(plan.block_ids):
+                for part in plan.blocks:
+                    read = [n < plan.first_block + good for n in part.numbers]
+                    self._offered.add(itertools.compress(part.block_hashes, read), frozenset({part.kind}))
+            if good < plan.count:
                 self.counters.add("failed_loads")
-                missing = tuple(h for h in plan.block_hashes[good:] if h in self._unread)
+                missing = tuple(plan.block_hashes & self._unread)
                 self._lookups.load_failed(missing, time.monotonic())
                 if plan.request_id in self._requests:
                     self._lookups.bypass(plan.request_id)
@@ -411,7 +455,7 @@ class SchedulerSide:
         # Where the engine could not empty its own cache, what that still holds must not come back through saves.
         self._outdated = {id_ for id_, request in self._requests.items() if request.num_computed_tokens > 0}
         if self._pool is not None:
-            self._offered.add(compat.cached_hashes(self._pool))
+            self._offered.add(compat.cached_hashes(self._pool), frozenset(kind.name for kind in self._kinds.kinds))
         if self.decision is not None and self.decision.caches:
             self._resets.begin(self._saves.epoch)
             self._last_news = time.monotonic()

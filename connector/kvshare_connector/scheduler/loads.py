@@ -7,26 +7,36 @@ plan from touching a new one. Unknown ids are never an error: an assertion here 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvshare_connector.scheduler.blocks import KindBlocks, OfKinds
+
 
 @dataclass(frozen=True)
-class LoadPlan:
+class LoadPlan(OfKinds):
     """Blocks that all ranks must load for a request.
 
     Attributes:
         request_id: the request.
         generation: number of this plan among all plans of the engine.
-        first_block: number of the first block in the prompt.
-        block_hashes: hashes of the blocks, in prefix order.
-        block_ids: where they go in the cache.
+        first_block: number of the first block in the prompt that is promised to the engine.
+        count: number of blocks that are promised; a kind may need fewer of them.
+        blocks: what must be loaded, kind by kind, in prefix order.
         epoch: resets that had happened when it was planned; after another one nothing of it is proven.
+        whole: the load is right as a whole only, and its failure is reported by request; else a part from the first
+            block on is a shorter hit, and failures are reported by block.
     """
 
     request_id: str
     generation: int
     first_block: int
-    block_hashes: tuple[bytes, ...]
-    block_ids: tuple[int, ...]
+    count: int
+    blocks: tuple[KindBlocks, ...]
     epoch: int = 0
+    whole: bool = False
+
+    @property
+    def length(self) -> int:
+        """Blocks that must be read, those of different kinds counted apart."""
+        return sum(len(part.numbers) for part in self.blocks)
 
 
 class Loads:
@@ -39,11 +49,18 @@ class Loads:
         self._bad: dict[str, int] = {}  # number of blocks before the first bad one, by request
 
     def plan(
-        self, request_id: str, first_block: int, hashes: tuple[bytes, ...], block_ids: tuple[int, ...], epoch: int = 0
+        self,
+        request_id: str,
+        first_block: int,
+        count: int,
+        blocks: tuple[KindBlocks, ...],
+        epoch: int = 0,
+        *,
+        whole: bool = False,
     ) -> LoadPlan:
         """Plan a load; it replaces an earlier plan of the request that nobody has seen yet."""
         self._generation += 1
-        made = LoadPlan(request_id, self._generation, first_block, hashes, block_ids, epoch)
+        made = LoadPlan(request_id, self._generation, first_block, count, blocks, epoch, whole)
         self._pending[request_id] = made
         return made
 
@@ -57,7 +74,7 @@ class Loads:
         The engine waits for every rank to report a request whose load it has begun, so the plan must still go out.
         """
         if plan := self._pending.get(request_id):
-            self._pending[request_id] = replace(plan, block_hashes=(), block_ids=())
+            self._pending[request_id] = replace(plan, count=0, blocks=())
 
     def take(self) -> tuple[LoadPlan, ...]:
         """The plans to send with this step."""
@@ -71,9 +88,15 @@ class Loads:
         if not block_ids:
             return
         for request_id, plan in self._sent.items():
+            if plan.whole:
+                continue
             good = next((i for i, block_id in enumerate(plan.block_ids) if block_id in block_ids), None)
             if good is not None:
                 self._bad[request_id] = min(good, self._bad.get(request_id, good))
+
+    def failed(self, request_ids: Iterable[str]) -> None:
+        """Some rank could not load everything for these requests."""
+        self._bad.update({request_id: 0 for request_id in request_ids if request_id in self._sent})
 
     def finish(self, request_ids: Iterable[str]) -> list[tuple[LoadPlan, int]]:
         """All ranks have finished these requests.
@@ -85,7 +108,7 @@ class Loads:
         for request_id in request_ids:
             plan = self._sent.pop(request_id, None)
             if plan is not None:
-                done.append((plan, self._bad.pop(request_id, len(plan.block_ids))))
+                done.append((plan, self._bad.pop(request_id, plan.count)))
         return done
 
     def unproven_from(self, request_id: str) -> int | None:

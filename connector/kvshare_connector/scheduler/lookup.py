@@ -47,7 +47,14 @@ class Lookups:
         self.timeouts = 0
 
     def ask(
-        self, request_id: str, start: int, hashes: tuple[bytes, ...], now: float, *, preemptions: int = 0
+        self,
+        request_id: str,
+        start: int,
+        hashes: tuple[bytes, ...],
+        now: float,
+        *,
+        preemptions: int = 0,
+        whole: bool = False,
     ) -> int | Question | None:
         """How many blocks from ``start`` on are in the store.
 
@@ -57,6 +64,7 @@ class Lookups:
             hashes: hashes of all blocks that may be loaded, from block 0 on.
             now: a monotonic clock.
             preemptions: how often the request has lost its blocks; what was saved of them since may be found now.
+            whole: a hit cannot be shortened, because a shorter one may need blocks that nobody has looked for.
 
         Returns:
             a number of blocks; or a question that must be asked first; or None while one is under way.
@@ -70,7 +78,10 @@ class Lookups:
                     return None
                 state.found, state.answered_at = 0, now
                 self.timeouts += 1
-            return max(0, self._cut(hashes, state, now) - start)
+            end = self._cut(hashes, state, now)
+            if whole and end < state.start + state.found:
+                return 0
+            return max(0, end - start)
         self._serial += 1
         self._states[request_id] = _State(self._serial, start, len(hashes), now, preemptions)
         return Question(request_id, self._serial, start, hashes[start:])

@@ -93,6 +93,20 @@ class Membership:
             return None
         return self._disabled("HashSeedChanged", "the engine's hash seed is not the one found at start-up")
 
+    def session_seen(self) -> Decision | None:
+        """A session with streamed input has come: where what it takes back stays, the decision is to cache nothing.
+
+        The engine's own cache then holds blocks under hashes that are not theirs, and other requests find them there.
+        """
+        if self.decision is None or not self.decision.caches:
+            return None
+        states = any(kind.ranks for kind in self.decision.kinds)
+        if not states and compat.forgets_taken_back_blocks():
+            return None
+        return self._disabled(
+            "StreamedInput", "a session with streamed input takes tokens back, which this engine's own cache may keep"
+        )
+
     def take_labels(self) -> Mapping[str, str] | None:
         """Labels of the member metric, once after every decision."""
         taken, self._labels = self._labels, None
@@ -110,7 +124,7 @@ class Membership:
             "verdict: %s, %s: %s (namespace %s)",
             verdict.state, verdict.reason, verdict.message, decision.namespace or "none",
         )  # fmt: skip
-        layouts = sorted({layer.layout for facts in self._facts.values() for layer in facts.layers})
+        layouts = sorted({layout for facts in self._facts.values() for layout in facts.layouts})
         self._labels = {
             "verdict": verdict.state, "reason": verdict.reason, "fingerprint": decision.fingerprint,
             "store_tp": str(decision.store_tp), "layouts": ",".join(layouts), "namespace": decision.namespace,

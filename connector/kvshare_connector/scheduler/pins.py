@@ -28,9 +28,10 @@ class Pins:
         self._jobs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._blocks = 0
 
-    def room(self, wanted: int) -> int:
-        """How many of ``wanted`` blocks fit into the budget."""
-        return max(0, min(wanted, self._budget - self._blocks))
+    @property
+    def room(self) -> int:
+        """How many more blocks fit into the budget."""
+        return max(0, self._budget - self._blocks)
 
     def pin(self, job_id: int, block_ids: Sequence[int]) -> None:
         """Pin the blocks of a job. The caller has asked for ``room``."""

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvshare_connector.lines import Rarely
-from kvshare_connector.scheduler.hits import search
+from kvshare_connector.scheduler.hits import KindObjects, search
 from kvshare_connector.scheduler.lookup import Question
 from kvshare_connector.store import codes
 from kvshare_connector.store.protocol import ObjectStore, StoreError
-from kvshare_layout.objects import ObjectId
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Answer:
         serial: of which question.
         found: complete blocks from the question's start on.
         absent: hashes of the blocks behind them: at least the first is not complete in the store.
-        keys: keys that were asked for.
+        keys: number of keys that were asked for, by kind.
         seconds: how long the store took.
         failures: calls that failed, by the name of their worst code.
     """
@@ -48,7 +47,7 @@ class Answer:
     serial: int
     found: int
     absent: tuple[bytes, ...]
-    keys: int
+    keys: Mapping[str, int]
     seconds: float
     failures: Mapping[str, int]
 
@@ -73,20 +72,20 @@ class Probe:
         self._thread = threading.Thread(target=self._run, name="kvshare-probe", daemon=True)
         self._thread.start()
 
-    def ask(self, question: Question, namespace: str, objects: Sequence[ObjectId]) -> None:
-        """Search for a question's blocks; the answer appears in ``answers``."""
+    def ask(self, question: Question, namespace: str, kinds: Sequence[KindObjects], *, spare: int = 0) -> None:
+        """Search for a question's blocks (``spare``: see ``search``); the answer appears in ``answers``."""
 
         def run(store: ObjectStore) -> None:
-            started, asked, found, failures = time.monotonic(), 0, 0, Counter[str]()
+            started, asked, found, failures = time.monotonic(), Counter[str](), 0, Counter[str]()
             try:
-                steps = search(namespace, question.block_hashes, objects)
-                keys = next(steps)
+                steps = search(namespace, question.block_hashes, kinds, spare=spare)
+                ask = next(steps)
                 while True:
-                    asked += len(keys)
-                    answers = store.exists_many(keys)
+                    asked[ask.kind] += len(ask.keys)
+                    answers = store.exists_many(ask.keys)
                     if answers and min(answers) < 0:
                         failures[codes.explain(min(answers)).name] += 1
-                    keys = steps.send(answers)
+                    ask = steps.send(answers)
             except StopIteration as end:
                 found = end.value
             finally:

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvshare_connector.scheduler.blocks import KindBlocks, OfKinds
+
 
 @dataclass(frozen=True)
 class SaveRule:
@@ -33,44 +35,46 @@ class SaveRule:
 
 
 @dataclass(frozen=True)
-class SaveJob:
+class SaveJob(OfKinds):
     """Blocks that all ranks must save, a slice of one request.
 
     Attributes:
         job_id: number of the job.
         epoch: resets that had happened when it was planned; older jobs are void.
-        numbers: numbers of the blocks in their prompt, which decide among replicas who writes.
-        block_hashes: their hashes.
-        block_ids: where they are in the cache.
+        blocks: what must be saved, kind by kind.
     """
 
     job_id: int
     epoch: int
-    numbers: tuple[int, ...]
-    block_hashes: tuple[bytes, ...]
-    block_ids: tuple[int, ...]
+    blocks: tuple[KindBlocks, ...]
 
 
 class Offered:
-    """Hashes that this engine has offered to the store, or read from it: bounded, oldest forgotten first."""
+    """Blocks that this engine has offered to the store, or read from it: bounded, oldest forgotten first.
+
+    A block of a window may be in the store while the same block of full attention is not, and the other way round, so
+    what has been offered is remembered by hash and kind.
+    """
 
     def __init__(self, limit: int = 200_000) -> None:
         self._limit = limit
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, frozenset[str]] = OrderedDict()
 
-    def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self._seen
+    def has(self, block_hash: bytes, kind: str) -> bool:
+        """Whether a block of a kind need not be saved again."""
+        return kind in self._seen.get(block_hash, ())
 
-    def add(self, hashes: Iterable[bytes]) -> None:
-        """Remember hashes."""
+    def add(self, hashes: Iterable[bytes], kinds: frozenset[str]) -> None:
+        """Remember blocks of these kinds."""
         for block_hash in hashes:
-            self._seen[block_hash] = None
+            seen = self._seen.get(block_hash)
+            self._seen[block_hash] = kinds if seen is None or seen <= kinds else seen | kinds
             self._seen.move_to_end(block_hash)
         while len(self._seen) > self._limit:
             self._seen.popitem(last=False)
 
     def discard(self, hashes: Iterable[bytes]) -> None:
-        """Forget hashes that did not arrive."""
+        """Forget blocks that did not arrive, whatever their kind: saving one again costs less than missing it."""
         for block_hash in hashes:
             self._seen.pop(block_hash, None)
 
@@ -85,7 +89,7 @@ class Saves:
     Args:
         rule: which blocks to save.
         block_tokens: tokens of a block.
-        offered: hashes that need not be saved again.
+        offered: blocks that need not be saved again.
     """
 
     def __init__(self, rule: SaveRule, block_tokens: int, offered: Offered) -> None:
@@ -97,7 +101,7 @@ class Saves:
     def next_blocks(
         self, request_id: str, *, ready_tokens: int, prompt_tokens: int, hashes: Sequence[bytes]
     ) -> list[int]:
-        """Numbers of the blocks to save now; each is returned once per residence of the request, unless put back.
+        """Numbers of the blocks that may be saved now, each once per residence of the request, unless put back.
 
         Args:
             request_id: the request.
@@ -110,30 +114,26 @@ class Saves:
         if full <= start:
             return []
         self._done[request_id] = full
-        prompt_blocks = prompt_tokens // self._block_tokens
-        return [
-            number
-            for number in range(start, full)
-            if (self._rule.prompt if number < prompt_blocks else self._rule.decode)
-            and hashes[number] not in self._offered
-        ]
+        return [number for number in range(start, full) if self.allowed(number, prompt_tokens)]
+
+    def allowed(self, number: int, prompt_tokens: int) -> bool:
+        """Whether the rule lets block ``number`` be saved."""
+        return self._rule.prompt if (number + 1) * self._block_tokens <= prompt_tokens else self._rule.decode
 
     def put_back(self, request_id: str, number: int) -> None:
         """There was no room for block ``number`` and what follows: ``next_blocks`` returns them again."""
         self._done[request_id] = number
 
-    def job(self, numbers: Sequence[int], hashes: Sequence[bytes], block_ids: Sequence[int]) -> SaveJob:
-        """Make a job of block numbers that ``next_blocks`` returned.
+    def wanted(self, block_hash: bytes, kind: str) -> bool:
+        """Whether a block of a kind has not been offered yet."""
+        return not self._offered.has(block_hash, kind)
 
-        Args:
-            numbers: block numbers.
-            hashes: block hashes of the request, from block 0 on.
-            block_ids: the request's block table, from block 0 on.
-        """
+    def job(self, blocks: Sequence[KindBlocks]) -> SaveJob:
+        """Make a job of blocks that ``next_blocks`` returned."""
         self._job += 1
-        chosen = tuple(hashes[n] for n in numbers)
-        self._offered.add(chosen)
-        return SaveJob(self._job, self.epoch, tuple(numbers), chosen, tuple(block_ids[n] for n in numbers))
+        for part in blocks:
+            self._offered.add(part.block_hashes, frozenset({part.kind}))
+        return SaveJob(self._job, self.epoch, tuple(blocks))
 
     def rewind(self, request_id: str) -> None:
         """The request lost its blocks (preemption): start again; what has been offered stays so."""

@@ -25,9 +25,16 @@ class WeightsUnreadableError(Exception):
     """No digest can be made; the text says why."""
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The files with weights in a model directory; safetensors alone when there are any, as engines prefer them."""
+def weight_files(directory: Path, *, pickled: bool = False) -> list[Path]:
+    """The files with weights in a model directory; safetensors alone when there are any, as engines prefer them.
+
+    Args:
+        directory: of the model.
+        pickled: the engine was told to read other files than safetensors.
+    """
     files = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if pickled:
+        return [path for path in files if path.suffix != ".safetensors"]
     return [path for path in files if path.suffix == ".safetensors"] or files
 
 

@@ -6,13 +6,36 @@ Pure cutting of index lists, and one counter shared by the threads of a client. 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-#: Most keys of one transfer call. Larger batches gain nothing and age out leases.
-MOST_KEYS = 64
-#: Most segments in flight of one client. Mooncake's default queues wedge a client for good at about 2,048.
-MOST_SEGMENTS = 1024
 #: Most keys of one call that moves no bytes.
 MOST_NAMES = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may ask at once.
+
+    Attributes:
+        keys: most keys of one transfer call.
+        segments: most segments of one transfer call.
+        in_flight: most segments of all calls of a client together.
+    """
+
+    keys: int
+    segments: int
+    in_flight: int
+
+
+#: Larger batches gain nothing and age out leases; Mooncake's default queues wedge a client for good at about 2,048
+#: segments.
+WIDE = Limits(keys=64, segments=1024, in_flight=1024)
+#: Mooncake opens this many connections to a node over TCP; it accepts no larger number.
+LANES = 16
+#: Segments queue behind each other on a connection, and to a node that hangs each waits for its own timeout: with 64 of
+#: them on 4 connections a call took 60 s, with one on each connection 4 s. Two such calls fill the connections, and
+#: move objects of 64 KiB to 2 MiB as fast as two of 64 keys.
+OVER_TCP = Limits(keys=LANES // 2, segments=LANES // 2, in_flight=LANES)
 
 
 def rounds_without_repeats(keys: Sequence[str]) -> Iterator[list[int]]:
@@ -28,18 +51,18 @@ def rounds_without_repeats(keys: Sequence[str]) -> Iterator[list[int]]:
     yield from rounds
 
 
-def cut(indices: Sequence[int], segments: Sequence[int], *, most_keys: int = MOST_KEYS) -> Iterator[list[int]]:
-    """Cut ``indices`` into calls of at most ``most_keys`` keys and ``MOST_SEGMENTS`` segments.
+def cut(indices: Sequence[int], segments: Sequence[int], limits: Limits = WIDE) -> Iterator[list[int]]:
+    """Cut ``indices`` into calls within ``limits``.
 
     Args:
         indices: which keys, in order.
         segments: number of segments of every key, by index. A key with more than the limit gets a call of its own.
-        most_keys: most keys of a call.
+        limits: of a call.
     """
     batch: list[int] = []
     total = 0
     for index in indices:
-        if batch and (len(batch) == most_keys or total + segments[index] > MOST_SEGMENTS):
+        if batch and (len(batch) == limits.keys or total + segments[index] > limits.segments):
             yield batch
             batch, total = [], 0
         batch.append(index)
@@ -51,7 +74,7 @@ def cut(indices: Sequence[int], segments: Sequence[int], *, most_keys: int = MOS
 class InFlight:
     """Counts the segments in flight of one client and makes callers wait for room, first come, first served."""
 
-    def __init__(self, limit: int = MOST_SEGMENTS) -> None:
+    def __init__(self, limit: int = WIDE.in_flight) -> None:
         self._limit = limit
         self._used = 0
         self._queue: list[object] = []

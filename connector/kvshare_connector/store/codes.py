@@ -54,6 +54,7 @@ NO_SPACE = -200
 INVALID_PARAMS = -600
 NOT_READY = -703
 NOT_FOUND = -704
+ALREADY_EXISTS = -705
 LEASE_EXPIRED = -707
 TRANSFER_FAIL = -800
 CHECKSUM_MISMATCH = -801
@@ -81,7 +82,7 @@ _TABLE: tuple[tuple[int, str, str, Reaction], ...] = (
     (-702, "INVALID_REPLICA", "the replica is not valid", _DROP),
     (NOT_READY, "REPLICA_IS_NOT_READY", "somebody is still writing the object", _MISS),
     (NOT_FOUND, "OBJECT_NOT_FOUND", "the object is not in the store", _MISS),
-    (-705, "OBJECT_ALREADY_EXISTS", "the key exists already", _DONE),
+    (ALREADY_EXISTS, "OBJECT_ALREADY_EXISTS", "the key exists already", _DONE),
     (-706, "OBJECT_HAS_LEASE", "somebody is reading the object", _DROP),
     (LEASE_EXPIRED, "LEASE_EXPIRED", "the transfer took longer than the object's lease", _MISS),
     (-708, "OBJECT_HAS_REPLICATION_TASK", "the object is being copied", _DROP),

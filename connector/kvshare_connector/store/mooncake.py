@@ -1,12 +1,11 @@
-"""Mooncake: the only file that imports Mooncake; an ``ObjectStore`` on top of its client.
+"""Mooncake: an ``ObjectStore`` on top of Mooncake's client.
 
 May live here: opening, guarding, batching, replacing a client. Mooncake's client ends the process when it is used
 before ``setup`` or after ``close``, loses a destination when a key comes twice in one GET, and may wedge for good when
 too many segments are in flight. None of that passes this file.
 """
 
-import importlib
-import importlib.metadata
+import ctypes
 import logging
 import re
 import threading
@@ -17,62 +16,22 @@ from typing import Any
 
 from kvshare_connector.lines import Rarely
 from kvshare_connector.store import codes
-from kvshare_connector.store.batches import MOST_NAMES, InFlight, cut, rounds_without_repeats
+from kvshare_connector.store.avoided import AVOID_SECONDS, HUNG_AFTER_SECONDS, Avoided
+from kvshare_connector.store.batches import MOST_NAMES, OVER_TCP, WIDE, InFlight, cut, rounds_without_repeats
 from kvshare_connector.store.codes import Reaction
+from kvshare_connector.store.held import put_held
+from kvshare_connector.store.installation import library, set_up
 from kvshare_connector.store.protocol import Segments, StoreSetupError, StoreUnavailable, segments_bytes
-from kvshare_connector.store.settings import StoreSettings, local_hostname, reachable, set_environment
+from kvshare_connector.store.settings import StoreSettings, set_environment
 from kvshare_connector.store.suspicion import Suspicion
 
 log = logging.getLogger(__name__)
 
-NEEDED = "mooncake-transfer-engine 0.3.13 or newer"
-_METHODS = (
-    "batch_get_into_multi_buffers", "batch_is_exist", "batch_put_from_multi_buffers", "batch_remove", "close", "get",
-    "put", "register_buffer", "remove_by_regex", "setup", "unregister_buffer",
-)  # fmt: skip
 #: A call that failed at once is tried once more; one that has already waited this long is not.
 _RETRY_BEFORE_SECONDS = 1.0
 _NO_SPACE_PAUSE_SECONDS = 0.05
 #: How long closing waits for calls that other threads still have inside Mooncake.
 _CLOSE_WAIT_SECONDS = 70.0
-
-
-def installed() -> str:
-    """Name and version of the installed Mooncake distribution, or ``nothing``."""
-    try:
-        names = importlib.metadata.packages_distributions().get("mooncake", [])
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in dict.fromkeys(names)) or "nothing"
-    except importlib.metadata.PackageNotFoundError:
-        return "nothing"
-
-
-def _library() -> Any:
-    """Mooncake's store module.
-
-    Raises:
-        StoreUnavailable: missing, cannot be loaded, or lacks a method that is needed.
-    """
-    try:
-        library = importlib.import_module("mooncake.store")
-        client = library.MooncakeDistributedStore
-        lacking = [name for name in _METHODS if not hasattr(client, name)]
-        config = library.ReplicateConfig
-    except Exception as error:  # a native module may fail in any way, and none may stop an engine
-        raise StoreUnavailable(
-            f"{installed()} installed, {NEEDED} needed: install it in the image ({type(error).__name__}: {error})"
-        ) from error
-    if lacking or config is None:
-        raise StoreUnavailable(f"{installed()} installed without {', '.join(lacking)}, {NEEDED} needed: upgrade it")
-    return library
-
-
-def library_problem() -> str:
-    """Why Mooncake cannot be used in this image, one sentence, or an empty string."""
-    try:
-        _library()
-    except StoreUnavailable as error:
-        return str(error)
-    return ""
 
 
 @dataclass
@@ -86,17 +45,19 @@ class _Client:
 class MooncakeStore:
     """A client of a Mooncake store. Make it with ``open``; all methods may be called from any thread."""
 
-    def __init__(self, settings: StoreSettings, library: Any, raw: Any) -> None:
+    def __init__(self, settings: StoreSettings, module: Any, raw: Any) -> None:
         self.settings = settings
         self.reopened = 0
-        self._library = library
+        self._library = module
         self._client: _Client | None = _Client(raw)
         self._changed = threading.Condition()
-        self._in_flight = InFlight()
+        self._limits = OVER_TCP if settings.protocol == "tcp" else WIDE
+        self._in_flight = InFlight(self._limits.in_flight)
         # Held while ranges are registered, and while a new client that knows them all takes over.
         self._registering = threading.Lock()
         self._registered: dict[int, int] = {}
         self._suspicion = Suspicion()
+        self._avoided = Avoided()
         self._rarely = Rarely(log)
         self._reopening = False
 
@@ -108,8 +69,8 @@ class MooncakeStore:
             StoreUnavailable: Mooncake is missing or does not fit, or the master does not answer; one sentence.
         """
         set_environment(settings)
-        library = _library()
-        return cls(settings, library, _set_up(library, settings))
+        module = library()
+        return cls(settings, module, set_up(module, settings))
 
     def put_many(
         self, keys: Sequence[str], segments: Sequence[Segments], groups: Sequence[str] | None = None
@@ -122,19 +83,28 @@ class MooncakeStore:
             config = self._library.ReplicateConfig()
             if groups is not None and hasattr(config, "group_ids"):
                 config.group_ids = [groups[i] for i in batch]
-            return raw.batch_put_from_multi_buffers(*_lists(keys, segments, batch), config)
+            return self._put(raw, *_lists(keys, segments, batch), config)
 
         return self._transfer(keys, segments, [list(range(len(keys)))], call, writes=True)
 
     def get_many(self, keys: Sequence[str], segments: Sequence[Segments]) -> list[int]:
-        """See ``ObjectStore``; equal keys go into different calls, because Mooncake fills one of them only."""
-        return self._transfer(
+        """See ``ObjectStore``; equal keys go into different calls, because Mooncake fills one of them only.
+
+        A removal that is forced, as by the reset of another engine's cache, gives memory to the next object in the
+        middle of a read, which Mooncake calls a success: what is gone afterwards was not read.
+        """
+        results = self._transfer(
             keys,
             segments,
             list(rounds_without_repeats(keys)),
             lambda raw, batch: raw.batch_get_into_multi_buffers(*_lists(keys, segments, batch)),
             writes=False,
         )
+        read = [i for i, found in enumerate(results) if found > 0]
+        for i, there in zip(read, self.exists_many([keys[i] for i in read]), strict=True):
+            if there != 1:
+                results[i] = min(there, 0) or codes.NOT_FOUND
+        return results
 
     def exists_many(self, keys: Sequence[str]) -> list[int]:
         """See ``ObjectStore``."""
@@ -154,6 +124,9 @@ class MooncakeStore:
         """See ``ObjectStore``."""
         if not key or not data:
             return codes.INVALID_PARAMS
+        if self.settings.protocol == "tcp":
+            buffer = ctypes.create_string_buffer(data, len(data))
+            return self.put_many([key], [[(ctypes.addressof(buffer), len(data))]])[0]
         return self._call(1, lambda raw: [raw.put(key, bytes(data))])[0]
 
     def get_bytes(self, key: str) -> bytes | None:
@@ -200,6 +173,13 @@ class MooncakeStore:
         if client is not None:
             self._retire(client)
 
+    def _put(
+        self, raw: Any, keys: list[str], addresses: list[list[int]], sizes: list[list[int]], config: Any
+    ) -> list[int]:
+        if self.settings.protocol == "tcp":
+            return put_held(raw, keys, addresses, sizes, config)
+        return list(raw.batch_put_from_multi_buffers(keys, addresses, sizes, config))
+
     def _transfer(
         self,
         keys: Sequence[str],
@@ -220,13 +200,54 @@ class MooncakeStore:
                 for i in indices
                 if keys[i] and segments_bytes(segments[i]) and all(a or not n for a, n in segments[i])
             ]
-            for batch in cut(good, counts):
+            for batch in cut(good, counts, self._limits):
                 with self._in_flight.room(sum(counts[i] for i in batch)):
-                    answers = self._with_retry(batch, call)
-                for i, answer in zip(batch, answers, strict=True):
-                    results[i] = answer
-                self._watch([keys[i] for i in batch], answers, writes=writes)
+                    asked = batch if writes else self._without_avoided(keys, batch)
+                    started = time.monotonic()
+                    told = dict(zip(asked, self._with_retry(asked, call) if asked else [], strict=True))
+                    if not writes and time.monotonic() - started > HUNG_AFTER_SECONDS:
+                        # Before the room is given up: whoever waits for it must know.
+                        self._avoid([keys[i] for i in asked if told[i] == codes.TRANSFER_FAIL])
+                for i in batch:
+                    results[i] = told.get(i, codes.TRANSFER_FAIL)
+                self._watch([keys[i] for i in asked], list(told.values()), writes=writes)
         return results
+
+    def _without_avoided(self, keys: Sequence[str], batch: Sequence[int]) -> list[int]:
+        """Those of ``batch`` whose objects are not on a node that is avoided."""
+        with self._changed:
+            avoided = self._avoided.nodes(time.monotonic())
+        if not avoided:
+            return list(batch)
+        nodes = self._nodes([keys[i] for i in batch])
+        return [i for i in batch if not avoided.intersection(nodes.get(keys[i], ()))]
+
+    def _avoid(self, keys: Sequence[str]) -> None:
+        """Read nothing for a while from the nodes that hold ``keys``: a call has just waited for them in vain."""
+        hung = {node for nodes in self._nodes(keys).values() for node in nodes} if keys else set[str]()
+        if hung:
+            with self._changed:
+                self._avoided.add(hung, time.monotonic())
+            self._rarely.warning(
+                "Store node %s did not answer in time; its objects are a miss for the next %g s",
+                ", ".join(sorted(hung)), AVOID_SECONDS,
+            )  # fmt: skip
+
+    def _nodes(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """The nodes that hold each of ``keys``, as far as the master says it."""
+        found: dict[str, list[str]] = {}
+
+        def call(raw: Any) -> list[int]:
+            for key, replicas in raw.batch_get_replica_desc(list(keys)).items():
+                found[key] = [
+                    str(replica.get_memory_descriptor().buffer_descriptor.transport_endpoint)
+                    for replica in replicas
+                    if replica.is_memory_replica()
+                ]
+            return [codes.OK]
+
+        self._call(1, call)
+        return found
 
     def _with_retry(self, batch: Sequence[int], call: Callable[[Any, Sequence[int]], Any]) -> list[int]:
         """One call, and one more for what may succeed at once: a reconnecting client, a store that is evicting."""
@@ -294,7 +315,7 @@ class MooncakeStore:
                 "This Mooncake client cannot reach a node that the master calls healthy; opening a new client. If this "
                 "repeats, look at the network between this pod and the store's nodes"
             )
-            fresh = _Client(_set_up(self._library, self.settings))
+            fresh = _Client(set_up(self._library, self.settings))
             with self._registering:
                 refused = [
                     code
@@ -346,40 +367,4 @@ def _lists(
         [keys[i] for i in batch],
         [[address for address, size in segments[i] if size] for i in batch],
         [[size for _, size in segments[i] if size] for i in batch],
-    )
-
-
-def _set_up(library: Any, settings: StoreSettings) -> Any:
-    """A client that is ready.
-
-    Mooncake holds the interpreter lock during ``setup``, 4 s for every attempt at a master that does not answer. So the
-    master's port is awaited here first, where other threads go on, and Mooncake gets one attempt.
-
-    Raises:
-        StoreUnavailable: nobody listens at the master's address, or Mooncake refused.
-    """
-    if not reachable(settings.master, settings.setup_seconds):
-        answer = f"no connection in {settings.setup_seconds:g} s"
-    else:
-        raw = library.MooncakeDistributedStore()
-        tenant = {} if settings.tenant == "default" else {"tenant_id": settings.tenant}
-        try:
-            code = raw.setup(
-                settings.hostname or local_hostname(settings.master),
-                settings.metadata_server,
-                settings.segment_bytes,
-                settings.buffer_bytes,
-                settings.protocol,
-                settings.device,
-                settings.master,
-                **tenant,
-            )
-            if code == codes.OK:
-                return raw
-            answer = f"code {code} ({codes.explain(code).name})"
-        except Exception as error:  # wrong types for the native call
-            answer = f"{type(error).__name__}: {error}"
-    raise StoreUnavailable(
-        f"Mooncake master {settings.master} over {settings.protocol} given, a master that answers and a device for "
-        f"{settings.protocol} expected, got {answer}: check the address, the network and the device"
     )

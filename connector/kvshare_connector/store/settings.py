@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
+from kvshare_connector.store.batches import LANES
 from kvshare_connector.store.protocol import StoreUnavailable
 from kvshare_layout.config import ConnectorConfig
 
@@ -155,12 +156,14 @@ def environment(settings: StoreSettings) -> dict[str, str]:
     """The environment variables that Mooncake reads when a client is made, and the values that a cache needs.
 
     The default queue limits wedge a client for good at about 2,048 segments in flight. The default timeouts (30 s) let
-    one hung node age out the leases of everything else in a batch; 4 s is below half a lease of 10 s.
+    one hung node age out the leases of everything else in a batch; 4 s is below half a lease of 10 s. Each segment in
+    flight has a connection to itself, so that no timeout waits for another.
     """
     variables = {
         "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
         "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
         "MC_TCP_ADMISSION_TIMEOUT_MS": "60000",
+        "MC_TCP_LANES_PER_PEER": str(LANES),
         "MC_TCP_PROGRESS_TIMEOUT_SEC": "4",
         "MC_TCP_STATUS_TIMEOUT_SEC": "4",
         "MC_RPC_TIMEOUT_MS": "4000",

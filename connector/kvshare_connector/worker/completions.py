@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvshare_connector.scheduler.loads import LoadPlan
+
 
 @dataclass
 class Drained:
@@ -40,6 +42,7 @@ class Completions:
         self._lock = threading.Lock()
         self._now = Drained()
         self._finished: set[str] = set()
+        self._failed: set[str] = set()
         self._bad_block_ids: set[int] = set()
         self._open_loads: dict[int, str] = {}
         self._open_saves: set[int] = set()
@@ -52,8 +55,19 @@ class Completions:
             self._open_loads[generation] = request_id
             return True
 
-    def load_finished(self, generation: int, bad_block_ids: Iterable[int], unread: Iterable[bytes]) -> None:
-        """A load is over: its bad blocks and its finish report become visible together, and only once."""
+    def load_over(self, plan: LoadPlan, good: int, unread: Iterable[bytes]) -> None:
+        """A load is over, of which the first ``good`` blocks are proven.
+
+        What is not proven is told by block, or by request where only the whole load would be right; a load of several
+        cache groups is never told by block, which the engine could not understand.
+        """
+        bad = () if plan.whole else plan.block_ids[good:]
+        self.load_finished(plan.generation, bad, unread, failed=plan.whole and good < plan.length)
+
+    def load_finished(
+        self, generation: int, bad_block_ids: Iterable[int], unread: Iterable[bytes], *, failed: bool = False
+    ) -> None:
+        """A load is over: what is bad and its finish report become visible together, and only once."""
         with self._lock:
             request_id = self._open_loads.pop(generation, None)
             if request_id is None:
@@ -61,6 +75,8 @@ class Completions:
             self._bad_block_ids.update(bad_block_ids)
             self._now.unread.update(unread)
             self._finished.add(request_id)
+            if failed:
+                self._failed.add(request_id)
 
     def save_started(self, job_id: int) -> None:
         """Register a save job."""
@@ -90,11 +106,11 @@ class Completions:
         with self._lock:
             self._now.settled.append(epoch)
 
-    def drain_loads(self) -> tuple[set[str], set[int]]:
-        """Take the requests whose load is over, whatever its result, and the cache blocks not proven loaded."""
+    def drain_loads(self) -> tuple[set[str], set[str], set[int]]:
+        """Take the requests whose load is over, those of them that failed as a whole, and bad blocks of the others."""
         with self._lock:
-            taken = self._finished, self._bad_block_ids
-            self._finished, self._bad_block_ids = set(), set()
+            taken = self._finished, self._failed, self._bad_block_ids
+            self._finished, self._failed, self._bad_block_ids = set(), set(), set()
             return taken
 
     def drain_rest(self) -> Drained:
@@ -113,4 +129,4 @@ class Completions:
     def waiting(self) -> bool:
         """Whether something has not been taken by a step yet."""
         with self._lock:
-            return bool(self._finished or self._bad_block_ids) or self._now != Drained()
+            return bool(self._finished or self._failed or self._bad_block_ids) or self._now != Drained()

@@ -12,14 +12,21 @@ from typing import Any
 
 import torch
 
+from kvshare_connector.worker.indexers import indexer_encoding
+from kvshare_connector.worker.setting import Setting
+from kvshare_connector.worker.states import state_encoding
 from kvshare_layout.config import LAYOUTS
 from kvshare_layout.facts import LayerFacts, RankFacts
-from kvshare_layout.kinds import Retention
+from kvshare_layout.kinds import INDEXER, STATE, Retention
 
 #: Backends whose cell is K then V of one head and one token, by their own name.
 KV_PACKED = frozenset({
     "FLASH_ATTN", "FLASH_ATTN_DIFFKV", "TRITON_ATTN", "TRITON_ATTN_DIFFKV", "FLASHINFER", "FLEX_ATTENTION", "HPC_ATTN",
 })  # fmt: skip
+
+#: Specifications that are special cases of full attention, with blocks that live by rules of their own: sinks, hidden
+#: states, and windows over the answer only.
+_OTHER_RULES = frozenset({"SinkFullAttentionSpec", "HiddenStateCacheSpec", "RSWASpec"})
 
 #: Class attribute with which an attention backend outside vLLM says what its cells hold, for example ``kv-packed``.
 ENCODING_ATTRIBUTE = "kvshare_cell_encoding"
@@ -83,13 +90,20 @@ def layout_name(shape: Sequence[int], strides: Sequence[int], layer_stride: int 
 def retention_of(spec: Any) -> Retention:
     """Retention rule of a specification, by its class."""
     names = {cls.__name__ for cls in type(spec).__mro__}
-    if "SlidingWindowSpec" in names or "SlidingWindowMLASpec" in names:
-        return Retention("window", int(spec.sliding_window))
+    if names & _OTHER_RULES:
+        return Retention("other")
+    if "SlidingWindowSpec" in names:
+        # A class made of it has blocks that live by rules of their own (latents, one block written round and round),
+        # and tokens kept below the window mean that the engine computes some of them again.
+        plain = type(spec).__name__ == "SlidingWindowSpec" and not getattr(spec, "extra_retained_tokens", 0)
+        return _window(spec) if plain else Retention("other")
     if "MambaSpec" in names:
         return Retention("state")
-    if "FullAttentionSpec" in names and "SinkFullAttentionSpec" not in names and "HiddenStateCacheSpec" not in names:
-        return Retention("full")
-    return Retention("other")
+    return Retention("full") if "FullAttentionSpec" in names else Retention("other")
+
+
+def _window(spec: Any) -> Retention:
+    return Retention("window", int(spec.sliding_window))
 
 
 def encoding_of(spec: Any, backend: Any, layer: Any) -> tuple[str, bool]:
@@ -129,10 +143,17 @@ def encoding_of(spec: Any, backend: Any, layer: Any) -> tuple[str, bool]:
     return f"unknown:{name}:{detail}", False
 
 
-def layer_index(name: str) -> int | None:
-    """Index of the hidden layer in the engine's name of an attention layer, or None."""
+def layer_index(name: str, hidden_layers: int = 0) -> int | None:
+    """Index of the hidden layer in the engine's name of an attention layer, or None.
+
+    Layers of a draft count on behind the ``hidden_layers`` of the model. Most drafts name them so; vLLM's standalone
+    draft models (`draft_model.model.layers.0`) and some MTP models (`mtp.layers.0`) begin at 0 again.
+    """
     match = re.search(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)(?:\.|$)", name) or re.search(r"\.(\d+)\.", name)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    index = int(match[1])
+    return index + hidden_layers if index < hidden_layers and re.match(r"(draft_model|mtp)\.", name) else index
 
 
 def gather(
@@ -144,8 +165,9 @@ def gather(
     tp_rank: int,
     pp_rank: int,
     problem: str = "",
+    setting: Setting | None = None,
 ) -> tuple[RankFacts, tuple[LayerView, ...]]:
-    """Facts and byte views of all layers of this rank, in ascending order of layers.
+    """Facts and byte views of all caches of this rank, one for one, in ascending order of layers.
 
     Args:
         kv_caches: the engine's tensors by layer name.
@@ -155,13 +177,15 @@ def gather(
         tp_rank: tensor-parallel rank.
         pp_rank: pipeline rank.
         problem: a problem that is known already.
+        setting: what indexers and states depend on; nothing is known about them without it.
     """
-    problems = [problem] if problem else []
+    problems, setting = [problem] if problem else [], setting or Setting()
     specs = {
         name: getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
         for group in kv_cache_config.kv_cache_groups
         for name in group.layer_names
     }
+    groups = {name: n for n, group in enumerate(kv_cache_config.kv_cache_groups) for name in group.layer_names}
     found: list[tuple[LayerFacts, LayerView]] = []
     tensors = {
         name: tensor
@@ -169,39 +193,49 @@ def gather(
         if getattr(layers.get(name), "kv_sharing_target_layer_name", None) is None
     }
     for name, tensor in tensors.items():
-        spec, index = specs.get(name), layer_index(name)
+        spec, index = specs.get(name), layer_index(name, setting.hidden_layers)
         if spec is None or index is None:
             problems.append(f"LayerUnknown: layer {name} has no cache specification or no index in its name")
             continue
         if not isinstance(tensor, torch.Tensor):
-            found.append((_opaque(name, index, spec), LayerView(index, torch.empty(0, dtype=torch.uint8))))
-            continue
+            # Not the pages of the versions we know, so nothing is known about it; that is decided with all facts.
+            tensor = torch.empty((kv_cache_config.num_blocks, 1, 1, 0), dtype=torch.uint8)
         try:
             view = block_view(tensor, kv_cache_config.num_blocks)
         except ValueError as error:
             problems.append(f"CacheShapeUnknown: layer {name}: {error}")
             continue
-        backend = layers[name].get_attn_backend() if name in layers else None
-        encoding, sliceable = encoding_of(spec, backend, layers.get(name))
-        tokens = view[0, 0].numel() // view.shape[-1]
+        cache, retention = cache_of(spec), retention_of(spec)
+        encoding, sliceable = _encoding(cache, spec, layers.get(name), view, setting)
+        tokens = int(spec.block_size) if cache == STATE else view[0, 0].numel() // view.shape[-1]
         layer = LayerFacts(
-            name, index, retention_of(spec), encoding, sliceable, view.shape[1], view.shape[-1], tokens,
-            layout_name(tensor.shape, tensor.stride(), _layer_stride(tensor, tensors.values())),
+            name, index, retention, encoding, sliceable, view.shape[1], view.shape[-1], tokens,
+            layout_name(tensor.shape, tensor.stride(), _layer_stride(tensor, tensors.values())), groups[name], cache,
         )  # fmt: skip
         found.append((layer, LayerView(index, view)))
-    found.sort(key=lambda pair: pair[0].index)
-    indices = [facts.index for facts, _ in found]
-    if len(set(indices)) != len(indices):
+    found.sort(key=lambda pair: (pair[0].index, pair[0].cache))
+    if len({(facts.index, facts.cache) for facts, _ in found}) != len(found):
+        indices = [facts.index for facts, _ in found]
         problems.append(f"LayerUnknown: several caches belong to one layer, layers {indices}")
     facts = RankFacts(rank, tp_rank, pp_rank, tuple(facts for facts, _ in found), tuple(problems))
     return facts, tuple(view for _, view in found)
 
 
-def _opaque(name: str, index: int, spec: Any) -> LayerFacts:
-    """A cache that is not one tensor, such as a recurrent state."""
-    return LayerFacts(
-        name, index, retention_of(spec), f"state:{type(spec).__name__}", False, 1, 1, spec.block_size, "other"
-    )
+def cache_of(spec: Any) -> str:
+    """Which cache of its layer a specification describes: ``indexer``, ``state``, or empty for its attention's own."""
+    if retention_of(spec).rule == "state":
+        return STATE
+    role = getattr(spec, "cache_role", None)
+    return INDEXER if getattr(role, "value", role) == "indexer" else ""
+
+
+def _encoding(cache: str, spec: Any, layer: Any, view: torch.Tensor, setting: Setting) -> tuple[str, bool]:
+    backend = layer.get_attn_backend() if layer is not None else None
+    if cache == STATE:
+        return state_encoding(spec, backend, layer, view, setting), False
+    if cache:
+        return indexer_encoding(spec, backend, layer, view, setting)
+    return encoding_of(spec, backend, layer)
 
 
 def _layer_stride(tensor: torch.Tensor, others: Any) -> int | None:

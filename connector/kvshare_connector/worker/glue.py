@@ -17,8 +17,11 @@ from kvshare_connector.worker.client import StoreClient
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import direct_limit, make_plan
+from kvshare_connector.worker.rank import Rank, Underway
+from kvshare_connector.worker.setting import Setting
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout import Decision, RankFacts, held_objects
+from kvshare_layout.checks import layers_of
 from kvshare_layout.config import ConnectorConfig
 from kvshare_layout.objects import seal_bytes
 
@@ -43,6 +46,7 @@ class WorkerSide:
         pp_rank: pipeline rank.
         problem: what is known to keep this rank from caching, ``Reason: sentence``.
         tell_landed: whether the scheduler wants to know which saves have landed.
+        setting: what the caches of indexers and recurrent states depend on.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class WorkerSide:
         pp_rank: int,
         problem: str,
         tell_landed: bool = False,
+        setting: Setting | None = None,
     ) -> None:
         self._config, self._kv_cache_config, self._layers, self._open_store = (
             config,
@@ -65,6 +70,7 @@ class WorkerSide:
             open_store,
         )
         self._rank, self._tp_rank, self._pp_rank, self._problem = rank, tp_rank, pp_rank, problem
+        self._setting = setting
         self._completions = Completions(tell_landed=tell_landed)
         self._summary = Summary(f"rank {rank}")
         self.counters = Counters(f"rank {rank}", heard=self._summary.counted)
@@ -84,6 +90,7 @@ class WorkerSide:
             self._facts, self._views = rank_facts.gather(
                 kv_caches, self._kv_cache_config, self._layers,
                 rank=self._rank, tp_rank=self._tp_rank, pp_rank=self._pp_rank, problem=self._problem,
+                setting=self._setting,
             )  # fmt: skip
         except Exception as error:
             logger.exception(
@@ -103,8 +110,8 @@ class WorkerSide:
 
     def _compare_layouts(self, facts: RankFacts) -> None:
         """Say when the caches have another layout than the one asked for; what the tensors say is what counts."""
-        found = sorted({layer.layout for layer in facts.layers})
-        if self._config.request_layout and found != [self._config.request_layout]:
+        found = facts.layouts
+        if self._config.request_layout and found != (self._config.request_layout,):
             logger.warning(
                 "layout %s was requested, rank %d has %s in its tensors, which is used: the attention backend decides",
                 self._config.request_layout, self._rank, ", ".join(found),
@@ -139,9 +146,7 @@ class WorkerSide:
             if self._transfers is not None:
                 self._transfers.load(plan)
             elif self._completions.load_started(plan.generation, plan.request_id):
-                # A rank without caches has nothing to load, and nothing to miss.
-                holds = self._facts is None or bool(self._facts.layers)
-                self._completions.load_finished(plan.generation, plan.block_ids if holds else (), ())
+                self._completions.load_over(plan, 0 if self._holds_something else plan.length, ())
 
     def start_saves(self, step: Step, *, computed: bool = True) -> None:
         """Start the step's saves; the forward pass, if there was one, has been given to the device.
@@ -155,15 +160,24 @@ class WorkerSide:
                 self._transfers.save(job)
             else:
                 self._completions.save_started(job.job_id)
-                self._completions.save_failed(job.block_hashes)
+                if self._holds_something:
+                    self._completions.save_failed(job.block_hashes)
                 self._completions.save_released(job.job_id)
                 self._completions.save_landed(job.job_id)
 
-    def finished_loads(self) -> set[str]:
-        """Requests whose load is over on this rank, each once; their bad blocks come with ``bad_block_ids``."""
-        finished, bad = self._completions.drain_loads()
+    @property
+    def _holds_something(self) -> bool:
+        """False for a rank without caches: it has nothing to load or to save, and nothing that could be missing."""
+        return self._facts is None or bool(self._facts.layers)
+
+    def finished_loads(self) -> tuple[set[str], set[str]]:
+        """Requests whose load is over on this rank, each once, and those of them whose load failed as a whole.
+
+        The bad blocks of the others come with ``bad_block_ids``.
+        """
+        finished, failed, bad = self._completions.drain_loads()
         self._bad_block_ids |= bad
-        return finished
+        return finished, failed
 
     def bad_block_ids(self) -> set[int]:
         """Cache blocks that were not proven loaded, each once."""
@@ -217,17 +231,28 @@ class WorkerSide:
         if self._transfers is not None:
             return
         device = self._views[0].cache.device
+        caches: dict[str, dict[int, torch.Tensor]] = {}
+        for layer, view in zip(self._facts.layers, self._views, strict=True):
+            caches.setdefault(layer.cache, {})[layer.index] = view.cache
         plan = make_plan(
             held_objects(decision, self._facts),
-            {view.index: view.cache for view in self._views},
+            caches.pop("", {}),
+            {
+                layer.index: groups.index(layer.group)
+                for kind, groups in zip(decision.kinds, decision.groups, strict=True)
+                for layer in layers_of(kind, self._facts)
+            },
+            further=caches,
             direct_piece_bytes=direct_limit(self._config.protocol, device),
             seal_bytes=seal_bytes(self._config.verify),
         )
         self._arena.cut(plan.slot_bytes)
         lane = Lane(device)
         self._transfers = Transfers(
-            decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self.counters.add,
-            epoch=self._epoch,
+            Rank(
+                decision.namespace, plan, self._arena, lane, self._client.current, self._completions, self.counters.add,
+                Underway(self._epoch),
+            )
         )  # fmt: skip
         direct = sum(bool(item.pieces) for item in plan.objects)
         self.counters.set("objects_per_block", len(plan.objects))

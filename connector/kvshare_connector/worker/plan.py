@@ -1,14 +1,13 @@
 """Plan: where the bytes of a rank's objects lie in its caches, worked out once.
 
-Imports torch and numpy only. For every object that the rank holds there is either a list of dense pieces (then the
-store can read and write the cache directly) or the runs that a pack kernel must gather.
+Imports torch only. For every object that the rank holds there is either a list of dense pieces (then the store can
+read and write the cache directly) or the runs that a pack kernel must gather. The layers of an object may belong to
+several cache groups of the engine, whose blocks are in different places: what belongs to one group is one part.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvshare_layout.checks import STAGING_ALIGNMENT
@@ -27,11 +26,28 @@ class Piece:
         address: of block 0.
         block_stride: bytes from one block to the next.
         size: bytes.
+        group: position among the cache groups of the kind, whose block it is.
     """
 
     address: int
     block_stride: int
     size: int
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Those bytes of an object whose layers belong to one cache group.
+
+    Attributes:
+        group: position among the cache groups of the kind.
+        runs: for the pack kernel, ``(layer slot, first head, heads)`` in the order of the object's bytes.
+        places: first byte of each run in the object; None when the runs are the whole object.
+    """
+
+    group: int
+    runs: tuple[tuple[int, int, int], ...]
+    places: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -40,19 +56,17 @@ class PlannedObject:
 
     Attributes:
         held: the object.
-        runs: for the pack kernel, ``(layer slot, first head, heads)`` in the order of the object's bytes.
+        parts: what the pack kernel gathers, one for each cache group.
         pieces: dense pieces for direct transfers; empty when the object must be packed.
     """
 
     held: HeldObject
-    runs: tuple[tuple[int, int, int], ...]
+    parts: tuple[Part, ...]
     pieces: tuple[Piece, ...]
 
-    def segments(self, blocks: npt.NDArray[np.int64]) -> list[list[tuple[int, int]]]:
-        """Direct segments of the object for each of ``blocks`` (int64 ``[n]``)."""
-        columns = [(piece.address + blocks * piece.block_stride).tolist() for piece in self.pieces]
-        sizes = [piece.size for piece in self.pieces]
-        return [list(zip(row, sizes, strict=True)) for row in zip(*columns, strict=True)]
+    def segments(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Direct segments, addresses and bytes, of a block that is ``block_ids[g]`` in group g."""
+        return [(piece.address + block_ids[piece.group] * piece.block_stride, piece.size) for piece in self.pieces]
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class RankPlan:
 
     Attributes:
         objects: the objects, in ascending order of their ids.
-        layers: byte views of the caches; the layer slots of ``PlannedObject.runs`` count in them.
+        layers: byte views of the caches; the layer slots of ``Part.runs`` count in them.
         seal_bytes: bytes of the digest that follows an object's own in its slot and in the store; 0 for none.
     """
 
@@ -74,6 +88,11 @@ class RankPlan:
         """Bytes of the largest object that must be packed, rounded up to whole cache lines."""
         largest = max((o.held.size + self.seal_bytes for o in self.objects if not o.pieces), default=0)
         return -(-largest // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of all objects in their order: what the kernels are made for."""
+        return tuple(part for planned in self.objects for part in planned.parts)
 
 
 def direct_limit(protocol: str, device: torch.device) -> int | None:
@@ -89,7 +108,9 @@ def direct_limit(protocol: str, device: torch.device) -> int | None:
 def make_plan(
     held: Sequence[HeldObject],
     caches: Mapping[int, torch.Tensor],
+    groups: Mapping[int, int] | None = None,
     *,
+    further: Mapping[str, Mapping[int, torch.Tensor]] | None = None,
     direct_piece_bytes: int | None = DIRECT_PIECE_BYTES["tcp"],
     seal_bytes: int = 0,
 ) -> RankPlan:
@@ -98,6 +119,8 @@ def make_plan(
     Args:
         held: the objects of a block that the rank holds.
         caches: byte views ``[B, H, ..., C]`` by layer index, the last axis dense.
+        groups: position of every layer's cache group among those of its kind; None when there is one group.
+        further: byte views like ``caches`` of indexers and states, by cache.
         direct_piece_bytes: smallest dense piece that is transferred directly, unless it is a whole object; None to pack
             everything.
         seal_bytes: bytes of a digest behind every object; then everything is packed, so that a load is proven in the
@@ -105,32 +128,51 @@ def make_plan(
     """
     if seal_bytes:
         direct_piece_bytes = None
-    indices = sorted(caches)
-    slots = {layer: slot for slot, layer in enumerate(indices)}
+    layers: list[torch.Tensor] = []
+    slots: dict[str, dict[int, int]] = {}
+    of = {"": caches, **(further or {})}
+    for name, mine in of.items():
+        slots[name] = {index: len(layers) + place for place, index in enumerate(sorted(mine))}
+        layers += [mine[index] for index in sorted(mine)]
     objects: list[PlannedObject] = []
     for item in sorted(held, key=lambda o: o.id):
-        pieces = _pieces(item.runs, caches)
+        pieces = _pieces(item.runs, of[item.cache], groups or {})
         direct = direct_piece_bytes is not None and (
             len(pieces) == 1 or min((piece.size for piece in pieces), default=0) >= max(1, direct_piece_bytes)
         )
-        runs = tuple((slots[run.layer], run.head_start, run.heads) for run in item.runs)
-        objects.append(PlannedObject(item, runs, pieces if direct else ()))
-    return RankPlan(tuple(objects), tuple(caches[index] for index in indices), seal_bytes)
+        parts = _parts(item.runs, slots[item.cache], groups or {})
+        objects.append(PlannedObject(item, parts, pieces if direct else ()))
+    return RankPlan(tuple(objects), tuple(layers), seal_bytes)
 
 
-def _pieces(runs: Sequence[Run], caches: Mapping[int, torch.Tensor]) -> tuple[Piece, ...]:
+def _parts(runs: Sequence[Run], slots: Mapping[int, int], groups: Mapping[int, int]) -> tuple[Part, ...]:
+    """The runs of an object, group by group."""
+    found: dict[int, list[Run]] = {}
+    for run in runs:
+        found.setdefault(groups.get(run.layer, 0), []).append(run)
+    return tuple(
+        Part(
+            group,
+            tuple((slots[run.layer], run.head_start, run.heads) for run in mine),
+            None if len(found) == 1 else tuple(run.offset for run in mine),
+        )
+        for group, mine in sorted(found.items())
+    )
+
+
+def _pieces(runs: Sequence[Run], caches: Mapping[int, torch.Tensor], groups: Mapping[int, int]) -> tuple[Piece, ...]:
     """Dense pieces of the runs, neighbours joined; empty when any run is not dense in the cache."""
     pieces: list[Piece] = []
     for run in runs:
         cache = caches[run.layer]
         if not _dense(cache, run.heads):
             return ()
-        start = cache.data_ptr() + run.head_start * cache.stride(1)
-        last = pieces[-1] if pieces else None
+        start, group = cache.data_ptr() + run.head_start * cache.stride(1), groups.get(run.layer, 0)
+        last = pieces[-1] if pieces and pieces[-1].group == group else None
         if last and last.address + last.size == start and last.block_stride == cache.stride(0):
-            pieces[-1] = Piece(last.address, last.block_stride, last.size + run.size)
+            pieces[-1] = Piece(last.address, last.block_stride, last.size + run.size, group)
         else:
-            pieces.append(Piece(start, cache.stride(0), run.size))
+            pieces.append(Piece(start, cache.stride(0), run.size, group))
     return tuple(pieces)
 
 
