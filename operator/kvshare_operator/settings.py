@@ -45,6 +45,8 @@ class Settings:
         health_port: plain HTTP with /healthz and /metrics (KVSHARE_HEALTH_PORT).
         full_pass_seconds: how often every pool is looked at without an event (KVSHARE_FULL_PASS_SECONDS).
         sweep_seconds: how often pods without a record are looked for (KVSHARE_SWEEP_SECONDS).
+        watch_silence_seconds: after how long without any event a watch counts as dead and is opened anew; the API
+            server sends something every minute (KVSHARE_WATCH_SILENCE_SECONDS).
         drain_seconds: how long a stopping webhook goes on answering (KVSHARE_DRAIN_SECONDS).
         log_level: DEBUG, INFO, WARNING or ERROR (KVSHARE_LOG_LEVEL).
         fault: for trials only: Review makes every review fail inside the webhook (KVSHARE_FAULT).
@@ -71,6 +73,7 @@ class Settings:
     health_port: int = 8080
     full_pass_seconds: int = 60
     sweep_seconds: int = 300
+    watch_silence_seconds: int = 70
     drain_seconds: int = 5
     log_level: str = "INFO"
     fault: str = ""
@@ -149,6 +152,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "health_port": _positive,
     "full_pass_seconds": _positive,
     "sweep_seconds": _positive,
+    "watch_silence_seconds": _positive,
     "drain_seconds": _positive,
     "log_level": _one_of("DEBUG", "INFO", "WARNING", "ERROR"),
     "fault": _one_of("", "Review"),

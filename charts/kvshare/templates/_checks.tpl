@@ -45,3 +45,45 @@ what was given, what was expected, and what to do.
 {{- fail (printf "%d value(s) cannot be used\n  * %s" (len $mistakes) (join "\n  * " $mistakes)) -}}
 {{- end -}}
 {{- end -}}
+
+{{/*
+Every value by name. `helm upgrade --reuse-values` keeps the values of an older chart, without what is new in this one;
+templates would end with an error about nil, so what is missing is said first. Whether this list is whole is tested.
+*/}}
+{{- define "kvshare.valueNames" -}}
+image.repository image.tag image.pullPolicy imagePullSecrets watchNamespaces connector.image.repository
+connector.image.tag connector.image.pullPolicy connector.pullSecrets logLevel controller.fullPassSeconds
+controller.sweepSeconds controller.resources controller.priorityClassName controller.nodeSelector
+controller.tolerations controller.affinity webhook.replicas webhook.failurePolicy webhook.timeoutSeconds
+webhook.drainSeconds webhook.knownImages webhook.excludedNamespaces webhook.resources webhook.priorityClassName
+webhook.nodeSelector webhook.tolerations webhook.affinity webhook.topologySpreadConstraints managedStore.enabled
+managedStore.image managedStore.pullPolicy managedStore.pullSecrets managedStore.runAsUser certificates.mode
+certificates.secretName certificates.caBundle certificates.certManager.issuerRef certificates.certManager.duration
+certificates.certManager.renewBefore crds.enabled crds.keep podDisruptionBudget.enabled networkPolicies.enabled
+networkPolicies.metricsFrom monitoring.dashboard.enabled monitoring.dashboard.namespace monitoring.dashboard.labels
+monitoring.dashboard.annotations monitoring.alerts.enabled monitoring.alerts.labels monitoring.podMonitor.enabled
+monitoring.podMonitor.labels monitoring.serviceMonitor.enabled monitoring.serviceMonitor.labels
+monitoring.memberMonitor.enabled monitoring.memberMonitor.port monitoring.memberMonitor.labels helmTest.enabled
+helmTest.namespace
+{{- end -}}
+
+{{- define "kvshare.complete" -}}
+{{- $missing := list -}}
+{{- range $name := splitList " " (include "kvshare.valueNames" . | replace "\n" " ") -}}
+  {{- $here := $.Values -}}
+  {{- $present := true -}}
+  {{- range $key := splitList "." $name -}}
+    {{- if and $present (kindIs "map" $here) (hasKey $here $key) -}}
+      {{- $here = get $here $key -}}
+    {{- else -}}
+      {{- $present = false -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if not $present -}}
+    {{- $missing = append $missing $name -}}
+  {{- end -}}
+{{- end -}}
+{{- if $missing -}}
+{{- fail (printf "%d value(s) of this chart are missing (%s): values of an older chart given, as helm upgrade --reuse-values does, all values expected: use --reset-then-reuse-values, or give your own values with -f" (len $missing) (join ", " $missing)) -}}
+{{- end -}}
+{{- end -}}

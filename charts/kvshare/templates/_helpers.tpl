@@ -9,7 +9,7 @@
 
 {{- define "kvshare.labels" -}}
 app.kubernetes.io/name: kvshare
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "kvshare.selector" -}}
 app.kubernetes.io/name: kvshare
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -45,7 +45,7 @@ app.kubernetes.io/component: {{ .component }}
       apiVersion: v1
       fieldPath: metadata.name
 - name: KVSHARE_NAMESPACE
-  value: {{ .Release.Namespace }}
+  value: {{ .Release.Namespace | quote }}
 - name: KVSHARE_SERVICE
   value: {{ include "kvshare.fullname" . }}-webhook
 {{- with .Values.watchNamespaces }}

@@ -86,7 +86,7 @@ class Decode(StrictModel):
     tensor_parallel_sizes: Sizes = Field(description="Tensor-parallel sizes of the decode deployments.")
     save_decode_cache: Literal["Enabled", "Disabled"] = Field(
         default="Disabled",
-        description="Whether decode members also store what they compute themselves and generate.",
+        description="Whether decode members also store what they compute themselves and generate; Disabled: nothing.",
     )
 
 
@@ -107,7 +107,7 @@ class Cache(StrictModel):
         default=16,
         ge=1,
         le=4096,
-        description="Tokens of a block; becomes --block-size of members that set none.",
+        description="Tokens of a block; becomes --block-size of members that set none. DeepSeek V3.2 needs 64.",
         json_schema_extra={"format": "int32"},
     )
     dtype: str | None = Field(

@@ -92,8 +92,8 @@ _ROWS: Final = (
         "UnknownLauncher",
         "The command starts a program that is not known to run vLLM.",
         "container {container!r} starts {program!r}, and what that does with further arguments is not known.",
-        "Start vLLM directly (`vllm serve ...`), or let a shell script start it with $KVSHARE_VLLM_ARGS, "
-        "unquoted, among vLLM's arguments.",
+        "Start vLLM directly (`vllm serve ...`); a program that hands its arguments on to vLLM may be started by a "
+        "line of shell in the pod template: sh -c 'exec PROGRAM ... $KVSHARE_VLLM_ARGS', the variable unquoted.",
     ),
     Reason(
         "ShellWrapper",
@@ -112,7 +112,8 @@ _ROWS: Final = (
         "EnvConflict",
         "A variable that we set has another value, or comes by reference.",
         "container {container!r} sets the variable {variable}{problem}.",
-        "Remove the variable, or give it the value that KVShare needs.",
+        "Remove the variable: the webhook sets it. A PYTHONPATH of your own may stay as a literal value, and the "
+        "image's own goes into the annotation kvshare.dev/image-pythonpath.",
     ),
     Reason(
         "SeedConflict",
@@ -131,7 +132,8 @@ _ROWS: Final = (
         "ModelMismatch",
         "The model argument or revision is not the pool's.",
         "container {container!r} serves {given}, the pool is for {expected}.",
-        "Use the pool of that model, or add the path to the pool's model.paths if it holds the same weights.",
+        "Use the pool of that model, or add the path to the pool's model.paths if it holds the same weights; a "
+        "revision of the pool has to stand in --revision.",
     ),
     Reason(
         "TPUnknown",
@@ -266,7 +268,8 @@ _ROWS: Final = (
         "Unreported",
         "(status) injected members that have not reported yet.",
         "{pods} injected member(s) have not reported.",
-        "An engine reports within a few minutes of its start; look at its log if it does not.",
+        "An engine reports within a few minutes of its start. If it does not, look at its log, and at what keeps it "
+        "from port 9444 of the webhook's Service, such as a NetworkPolicy: one that cannot report shares all the same.",
     ),
     Reason(
         "MooncakeMissing",

@@ -59,8 +59,9 @@ def check(
 ) -> None:
     """Check pools, members and webhook of a cluster, through KUBECONFIG or the pod's service account.
 
-    Shows each owner of pods with its state, reason and restart command, the fields in which members differ,
-    whether the webhook injects a dry-run pod, and when its certificate ends.
+    Shows each owner of pods with its state, reason, remedy and restart command, the fields in which members
+    differ, each pool's store as the operator sees it, versions, whether the webhook injects a dry-run pod, and
+    when its certificate ends.
 
     Exit code 0: good; 1: something does not share or does not inject; 2: wrong usage; 3: no cluster answers.
     Members that have not reported yet are good without --wait, and what --wait waits for.

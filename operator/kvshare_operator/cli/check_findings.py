@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvshare_operator.api import names
-from kvshare_operator.api.status import read_status
+from kvshare_operator.api.status import Condition, read_status
 from kvshare_operator.cli.check_reading import Probe, Seen
 from kvshare_operator.core.pool import census, status
 from kvshare_operator.core.pool.members import Member
@@ -38,7 +38,12 @@ class OwnerRow:
 
 @dataclasses.dataclass(frozen=True)
 class PoolRow:
-    """One pool."""
+    """One pool.
+
+    Attributes:
+        store: what the operator last said about the store, with its reason where it is not well.
+        versions: payload image and members' versions of vLLM -> how many members.
+    """
 
     name: str
     ready: str
@@ -47,6 +52,8 @@ class PoolRow:
     members: Mapping[str, int]
     fingerprints: tuple[Json, ...]
     owners: tuple[OwnerRow, ...]
+    store: str = ""
+    versions: str = ""
 
     @property
     def good(self) -> bool:
@@ -61,6 +68,7 @@ class Findings:
     Attributes:
         dry_run_injected: None when no dry run was possible.
         problems: sentences about what is wrong besides owners.
+        versions: what runs -> its version.
     """
 
     dry_run_injected: bool | None
@@ -68,6 +76,7 @@ class Findings:
     pools: tuple[PoolRow, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def good(self) -> bool:
@@ -119,6 +128,7 @@ def judge(seen: Seen, expires: datetime.datetime | None, now: datetime.datetime,
         pools=tuple(_pool(pool, seen.members, now, qualified) for pool in seen.pools),
         problems=tuple(problems),
         notes=seen.notes,
+        versions=seen.versions,
     )
 
 
@@ -142,7 +152,8 @@ def _pool(pool: Json, members: tuple[Member, ...], now: datetime.datetime, quali
     stored = read_status(pool.get("status"))
     judged = status.judge(status.Gathered(pool, own, status.Reach(None), stored.connector_image or "", now))
     fresh = stored.observed_generation == metadata.get("generation")
-    ready = next((one for one in stored.conditions or [] if one.type == names.READY), None)
+    conditions = {one.type: one for one in stored.conditions or []}
+    ready = conditions.get(names.READY)
     found = judged.status
     return PoolRow(
         name=f"{namespace}/{name}" if qualified else name,
@@ -152,7 +163,23 @@ def _pool(pool: Json, members: tuple[Member, ...], now: datetime.datetime, quali
         members=found.members.model_dump(by_alias=True) if found.members else {},
         fingerprints=tuple(one.model_dump(by_alias=True, exclude_none=True) for one in found.fingerprints or []),
         owners=_owners(judged.census, namespace) if judged.census is not None else (),
+        store=_store(conditions.get(names.STORE_REACHABLE)),
+        versions=_versions(stored.connector_image, own),
     )
+
+
+def _store(condition: Condition | None) -> str:
+    if condition is None:
+        return "nothing is known yet"
+    return condition.message if condition.status == "True" else f"{condition.reason}: {condition.message}"
+
+
+def _versions(image: str | None, members: tuple[Member, ...]) -> str:
+    engines = collections.Counter(
+        member.report.engine for member in members if member.report is not None and member.report.engine
+    )
+    told = [f"vLLM {version} ({count} member(s))" for version, count in sorted(engines.items())]
+    return ", ".join([*([f"connector {image}"] if image else []), *told])
 
 
 def _owners(judged: census.Census, namespace: str) -> tuple[OwnerRow, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvshare_layout.config import ConnectorConfig
 from kvshare_operator.api import names
 from kvshare_operator.api.pool import Spec, SpecError, read_spec
+from kvshare_operator.cli.version import own_version
 from kvshare_operator.core.injection.record import Record, read_record
 from kvshare_operator.core.pool.members import Member, read_member
 from kvshare_operator.core.quantity import MIB, bytes_of
@@ -25,8 +26,8 @@ Json = dict[str, Any]
 HOOK: Final = "inject.kvshare.dev"
 """Name of the webhook in the chart's MutatingWebhookConfiguration."""
 _CHUNK: Final = "500"
-_RUNNING: Final = "status.phase!=Succeeded,status.phase!=Failed"
-_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+RUNNING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
@@ -56,6 +57,7 @@ class Seen:
         probes: dry runs that were possible.
         certificate: PEM of the webhook's certificate; None when it could not be read.
         notes: what could not be read, as sentences.
+        versions: what runs -> its version; only what could be read.
     """
 
     pools: tuple[Json, ...]
@@ -63,6 +65,7 @@ class Seen:
     probes: tuple[Probe, ...]
     certificate: str | None
     notes: tuple[str, ...]
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 async def read_cluster(api: ClusterApi, namespace: str | None, wanted: str | None) -> Seen:
@@ -71,7 +74,7 @@ async def read_cluster(api: ClusterApi, namespace: str | None, wanted: str | Non
     notes: list[str] = []
     path = f"/apis/{names.API_VERSION}" + (f"/namespaces/{namespace}" if namespace else "") + f"/{names.PLURAL}"
     try:
-        pools = [one for one in await _list(api, path) if wanted in (None, (one.get("metadata") or {}).get("name"))]
+        pools = [one for one in await list_all(api, path) if wanted in (None, (one.get("metadata") or {}).get("name"))]
     except errors as error:
         if _status(error) == 404:
             raise NotInstalledError("the cluster does not know KVSharePool: helm install kvshare") from error
@@ -81,8 +84,10 @@ async def read_cluster(api: ClusterApi, namespace: str | None, wanted: str | Non
     for pool in pools:
         if (probe := await _probe(api, pool, notes, errors)) is not None:
             probes.append(probe)
-    certificate = await _certificate(api, notes, errors)
-    return Seen(tuple(pools), tuple(members), tuple(probes), certificate, tuple(notes))
+    configuration = await _configuration(api, notes, errors)
+    certificate = await _certificate(api, configuration, notes, errors) if configuration is not None else None
+    versions = await _versions(api, configuration, errors)
+    return Seen(tuple(pools), tuple(members), tuple(probes), certificate, tuple(notes), versions)
 
 
 def _error_type() -> type[Exception]:
@@ -96,7 +101,8 @@ def _status(error: Exception) -> int:
     return int(getattr(error, "status", 0))
 
 
-async def _list(api: ClusterApi, path: str, accept: str = "application/json", **query: str) -> list[Json]:
+async def list_all(api: ClusterApi, path: str, accept: str = "application/json", **query: str) -> list[Json]:
+    """Return all objects of a list, page by page. Raises ApiError."""
     found: list[Json] = []
     more = ""
     while True:
@@ -113,8 +119,8 @@ async def _members(
 ) -> list[Member]:
     path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     try:
-        whole = await _list(api, path, labelSelector=names.MEMBER)
-        light = await _list(api, path, _METADATA_ONLY, fieldSelector=_RUNNING)
+        whole = await list_all(api, path, labelSelector=names.MEMBER)
+        light = await list_all(api, path, METADATA_ONLY, fieldSelector=RUNNING)
     except errors as error:
         if _status(error) == 0:
             raise CannotReadError(f"pods cannot be read: {error}") from error
@@ -183,13 +189,20 @@ def probe_pod(namespace: str, pool: str, spec: Spec) -> Json:
     }
 
 
-async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception]) -> str | None:
-    """Find the certificate through the webhook's configuration, which names its Service and its Secret."""
+async def _configuration(api: ClusterApi, notes: list[str], errors: type[Exception]) -> Json | None:
+    """Find the webhook's configuration, which names its Service and its Secret, and carries the chart's labels."""
     try:
-        configuration = _ours(await _list(api, _HOOKS))
-        if configuration is None:
-            notes.append(f"no MutatingWebhookConfiguration with {HOOK} exists: no pod will be injected")
-            return None
+        configuration = _ours(await list_all(api, _HOOKS))
+    except errors as error:
+        notes.append(f"the webhook's certificate cannot be read: {error}")
+        return None
+    if configuration is None:
+        notes.append(f"no MutatingWebhookConfiguration with {HOOK} exists: no pod will be injected")
+    return configuration
+
+
+async def _certificate(api: ClusterApi, configuration: Json, notes: list[str], errors: type[Exception]) -> str | None:
+    try:
         service = _service(configuration)
         if not service:
             notes.append("the webhook's certificate cannot be read: its configuration names no Service")
@@ -203,6 +216,21 @@ async def _certificate(api: ClusterApi, notes: list[str], errors: type[Exception
     except ValueError:
         notes.append("the webhook's certificate cannot be read: tls.crt is not text")
     return None
+
+
+async def _versions(api: ClusterApi, configuration: Json | None, errors: type[Exception]) -> dict[str, str]:
+    """Return the versions of this command, of the installed chart and of the cluster, as far as they can be read."""
+    labels = ((configuration or {}).get("metadata") or {}).get("labels") or {}
+    try:
+        cluster = str((await api.call("GET", "/version")).get("gitVersion") or "")
+    except errors:
+        cluster = ""
+    found = {
+        "kvshare": own_version(),
+        "operator": str(labels.get("app.kubernetes.io/version") or ""),
+        "Kubernetes": cluster,
+    }
+    return {name: version for name, version in found.items() if version}
 
 
 def _ours(configurations: list[Json]) -> Json | None:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvshare_operator.api.member_reasons import member_remedy
 from kvshare_operator.cli.check_findings import GOOD, Findings, PoolRow
 
 _PIPED_WIDTH = 160
@@ -20,6 +21,8 @@ def print_findings(found: Findings, console: Console | None = None) -> None:
     said = {True: "[green]injects[/]", False: "[red]does not inject[/]", None: "not tried"}[found.dry_run_injected]
     expires = found.certificate_expires
     out.print(f"Webhook: {said}; certificate until {f'{expires:%Y-%m-%d}' if expires else 'not known'}")
+    if found.versions:
+        out.print(f"Versions: {escape(', '.join(f'{name} {version}' for name, version in found.versions.items()))}")
     if not found.pools:
         out.print("No pools.")
         return
@@ -35,6 +38,10 @@ def print_findings(found: Findings, console: Console | None = None) -> None:
 def _print_pool(out: Console, pool: PoolRow) -> None:
     if pool.ready != "True":
         out.print(f"[red]{escape(pool.name)}[/]: {escape(pool.message)}")
+    if pool.store:
+        out.print(f"{escape(pool.name)}: store: {escape(pool.store)}")
+    if pool.versions:
+        out.print(f"{escape(pool.name)}: versions: {escape(pool.versions)}")
     if len(pool.fingerprints) > 1:
         table = Table("fingerprint", "members", "differs in", title=f"{pool.name}: fingerprints", title_justify="left")
         for one in pool.fingerprints:
@@ -50,6 +57,8 @@ def _print_pool(out: Console, pool: PoolRow) -> None:
     for owner in pool.owners:
         if owner.state not in GOOD and owner.message:
             out.print(f"{escape(owner.name)}: {owner.reason}: {escape(owner.message)}")
+            if owner.state in ("isolated", "disabled") and (remedy := member_remedy(owner.reason)):
+                out.print(f"  {escape(remedy)}")
     commands = dict.fromkeys(owner.restart_command for owner in pool.owners if owner.restart_command)
     if commands:
         out.print("To restart, after what is named above is mended:")

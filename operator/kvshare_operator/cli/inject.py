@@ -190,7 +190,7 @@ def _print_diff(document: Document, items: list[Item], before: str, after: str) 
 
 def _say(item: Item) -> None:
     where = f"{item.source}: {item.kind}/{item.name}" + (f" {item.template_path}" if item.template_path else "")
-    if item.decision == "notOptedIn" and not item.reason:
+    if item.decision == "notOptedIn" and not (item.reason or item.message):
         return
     text = f"{where}: {item.decision}"
     if item.reason:

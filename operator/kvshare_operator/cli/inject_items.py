@@ -15,6 +15,7 @@ from kvshare_operator.cli.pod_templates import (
     Path,
     PodTemplate,
     dotted,
+    makes_pods_unseen,
     misplaced,
     objects_of,
     pod_templates,
@@ -131,7 +132,11 @@ def items_of(
                 item = _with(item, lost)
             out.append(item)
         if not templates and isinstance(lost, Refusal):
-            out.append(_with(base, lost))
+            unseen = (
+                "no pod template is seen in it; if its own controller hands the annotations on, look at the pods that "
+                "it makes: kubectl get pods -o yaml | kvshare inject -f - --pool POOL.yaml"
+            )
+            out.append(dataclasses.replace(base, message=unseen) if makes_pods_unseen(thing) else _with(base, lost))
     return out
 
 
@@ -139,7 +144,7 @@ def _lost(item: Item, thing: Json, templates: list[PodTemplate]) -> Refusal | tu
     places = misplaced(thing, templates)
     if not places:
         return ()
-    expected = " or ".join(dotted((*one.metadata, "annotations")) for one in templates)
+    expected = " or ".join(dict.fromkeys(dotted((*one.metadata, "annotations")) for one in templates))
     expected = expected or "metadata.annotations of the pod template; this object has none"
     owner = f"{item.kind} {item.name}".strip()
     return refusal("AnnotationMisplaced", places=", ".join(places), owner=owner, expected=expected)

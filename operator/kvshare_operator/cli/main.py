@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from kvshare_operator.cli import check, inject, must_gather, plan
+from kvshare_operator.cli import check, inject, must_gather, plan, purge
+from kvshare_operator.cli.version import own_version
 
 app = typer.Typer(
     name="kvshare",
@@ -16,8 +19,18 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvshare {own_version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options() -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """One KV cache for vLLM deployments with different tensor-parallel sizes and KV-cache layouts."""
 
 
@@ -25,6 +38,7 @@ app.command("plan")(plan.plan)
 app.command("inject")(inject.inject)
 app.command("check")(check.check)
 app.command("must-gather")(must_gather.must_gather)
+app.command("purge")(purge.purge)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ Documents that do not change keep their exact text. Others go through ruamel.yam
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import io
 import itertools
@@ -18,9 +19,10 @@ import sys
 from typing import Any, Final
 
 from ruamel.yaml import YAML
+from ruamel.yaml.anchor import Anchor
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.scalarstring import LiteralScalarString
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from kvshare_operator.cli.yaml_comments import keep_last, take_trailing
 
@@ -28,6 +30,8 @@ Json = dict[str, Any]
 _MOST_VALUES: Final = 1_000_000
 _MARK: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _END: Final = re.compile(r"^\.\.\.[^\S\n]*(?:#[^\n]*)?(?:\n|\Z)", re.MULTILINE)
+_BOOLEAN: Final = re.compile("y|yes|n|no|on|off", re.IGNORECASE)
+"""Words that are booleans in YAML 1.1, which Kubernetes reads, and text in YAML 1.2, which is written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +136,25 @@ def changed(document: Document, operations: list[Json], expected: Any) -> tuple[
     text = _dump(document, tree)
     if plain(_yaml(text).load(text)) == expected:
         return text, True
-    return _dump(document, expected), False
+    tree = _apart(_yaml(document.text).load(document.text))
+    for operation in operations:
+        _apply(tree, operation)
+    return _dump(document, tree), False
+
+
+def _apart(node: Any) -> Any:
+    """Return a tree in which nothing stands for several places, with every scalar as it was written.
+
+    Quotes and leading zeros matter: parsers of YAML 1.1, such as kubectl's, read `yes` and `0400` as something else.
+    """
+    if isinstance(node, dict):
+        return {key: _apart(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_apart(value) for value in node]
+    scalar = copy.copy(node)
+    if hasattr(scalar, Anchor.attrib):
+        delattr(scalar, Anchor.attrib)
+    return scalar
 
 
 def _json_indent(text: str) -> int | None:
@@ -190,6 +212,8 @@ def indentation(text: str) -> tuple[int, int]:
 def _styled(value: Any) -> Any:
     if isinstance(value, str) and "\n" in value:
         return LiteralScalarString(value)
+    if isinstance(value, str) and _BOOLEAN.fullmatch(value):
+        return DoubleQuotedScalarString(value)
     if isinstance(value, dict):
         return CommentedMap((key, _styled(one)) for key, one in value.items())
     return CommentedSeq(_styled(one) for one in value) if isinstance(value, list) else value

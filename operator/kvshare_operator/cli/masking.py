@@ -21,8 +21,12 @@ _WORDS: Final = (
 """What names of secrets contain; `max-num-batched-tokens`, `tokenizer` and `author` are none."""
 _NAME: Final = re.compile(_WORDS, re.IGNORECASE)
 _FLAG: Final = re.compile(rf"(--[\w.-]*{_WORDS}[\w.-]*)(=|\s+)(\"[^\"]*\"|'[^']*'|[^\s\"']+)", re.IGNORECASE)
+_KEYS: Final = re.compile(r"(--api[-_]key)((?:\s+(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s\"'|&;<>]+))+)")
+"""vLLM takes several keys behind one `--api-key`."""
 _ASSIGNMENT: Final = re.compile(rf"\b(\w*{_WORDS}\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"'$]+)", re.IGNORECASE)
-_FIELD: Final = re.compile(rf"([\"']\w*{_WORDS}\w*[\"']\s*:\s*)(\"(?:[^\"\\]|\\.)*\"|'[^']*')", re.IGNORECASE)
+_FIELD: Final = re.compile(
+    rf"([\"']\w*{_WORDS}\w*[\"']\s*:\s*)(\"(?:[^\"\\]|\\.)*\"|'[^']*'|\[[^\]]*\])", re.IGNORECASE
+)
 _KNOWN: Final = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
@@ -44,6 +48,7 @@ def masked_text(text: str) -> str:
     text = _USER_INFO.sub(rf"\1{MASKED}@", text)
     text = _BEARER.sub(rf"\1{MASKED}", text)
     text = _FIELD.sub(lambda match: f'{match[1]}"{MASKED}"', text)
+    text = _KEYS.sub(rf"\1 {MASKED}", text)
     text = _FLAG.sub(_unless_ours(lambda match: f"{match[1]}{match[2]}{MASKED}"), text)
     return _ASSIGNMENT.sub(_unless_ours(lambda match: f"{match[1]}={MASKED}"), text)
 
@@ -84,14 +89,17 @@ def _harmless(key: str) -> bool:
 
 
 def _masked_list(thing: list[Any]) -> list[Any]:
-    """A list of words is a command line: the word behind `--api-key` is its value."""
+    """A list of words is a command line: the word behind `--hf-token` is its value; `--api-key` takes several."""
     out: list[Any] = []
-    for number, value in enumerate(thing):
-        before = thing[number - 1] if number else None
-        names_a_secret = (
-            isinstance(before, str) and before.startswith("--") and "=" not in before and _NAME.search(before)
-        )
-        if names_a_secret and isinstance(value, str) and not value.startswith("--") and not _OURS.search(str(before)):
+    option, values = "", 0
+    for value in thing:
+        if not isinstance(value, str) or value.startswith("--") or (values and value.startswith("-")):
+            option, values = (value if isinstance(value, str) else ""), 0
+            out.append(masked(value))
+            continue
+        values += 1
+        names_a_secret = option and "=" not in option and _NAME.search(option) and not _OURS.search(option)
+        if names_a_secret and (values == 1 or option.replace("_", "-") == "--api-key"):
             out.append(MASKED)
         else:
             out.append(masked(value))

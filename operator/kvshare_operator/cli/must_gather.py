@@ -10,7 +10,7 @@ import json
 import pathlib
 import platform
 import tarfile
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +21,7 @@ from kvshare_operator.cli.check_findings import judge
 from kvshare_operator.cli.check_reading import CannotReadError, NotInstalledError, read_cluster
 from kvshare_operator.cli.check_tables import print_findings
 from kvshare_operator.cli.usage import with_examples
+from kvshare_operator.cli.version import own_version
 
 if TYPE_CHECKING:
     from kvshare_operator.cli.must_gather_reading import Gathering
@@ -30,11 +31,12 @@ _README = """\
 An archive of `kvshare must-gather`, made {time}.
 
 check.txt, check.json     pools, members, webhook and certificate, as `kvshare check` sees them
-versions.json             this command, Python
+versions.json             this command, operator, cluster, Python; payload images and members' engines by pool
 cluster-version.json      the API server
 resource-definition.yaml  which versions of KVSharePool the cluster serves
 webhook/, operator/       configuration, Deployments, pods, logs, events
-pools/NAMESPACE/NAME/     the pool, its members, its managed store, events; of members' logs only lines about KVShare
+pools/NAMESPACE/NAME/     the pool, its members, pods that were not injected, its managed store, events (also of denied
+                          pods); of members' logs only lines about KVShare
 missing.txt               what could not be read, and why
 
 No Secret is in it. What looks like a secret in variables, arguments, addresses and logs is ***masked***.
@@ -85,7 +87,7 @@ def must_gather(
         )
     files, missing = asyncio.run(_run(namespace, everywhere, pool, operator_namespace, log_lines))
     files["README.txt"] = _README.format(time=f"{time:%Y-%m-%d %H:%M:%S} UTC")
-    files["versions.json"] = json.dumps({"kvshare": _own_version(), "python": platform.python_version()}, indent=2)
+    files.setdefault("versions.json", _versions_json({"kvshare": own_version()}, {}))
     files["missing.txt"] = "".join(f"{line}\n" for line in missing) or "nothing\n"
     _write(target, files, time.timestamp())
     typer.echo(f"{target}: {len(files)} files; look through it before you send it to anybody")
@@ -127,13 +129,12 @@ async def _check(
     print_findings(found, Console(file=page, soft_wrap=True))
     gathering.files["check.txt"] = page.getvalue() + "".join(f"{text}\n" for text in (*found.problems, *found.notes))
     gathering.files["check.json"] = json.dumps(found.to_json(), indent=2)
+    pools = {one.name: one.versions for one in found.pools}
+    gathering.files["versions.json"] = _versions_json(found.versions, pools)
 
 
-def _own_version() -> str:
-    try:
-        return version("kvshare")
-    except PackageNotFoundError:
-        return "not known"
+def _versions_json(versions: Mapping[str, str], pools: Mapping[str, str]) -> str:
+    return json.dumps({**versions, "Python": platform.python_version(), "pools": dict(pools)}, indent=2)
 
 
 def _write(target: pathlib.Path, files: dict[str, str], time: float) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from kvshare_operator.api import names
+from kvshare_operator.cli.check_reading import METADATA_ONLY, RUNNING
 from kvshare_operator.cli.masking import masked, masked_text
 from kvshare_operator.edges.cluster_api import TEXT, ApiError
 
@@ -24,7 +25,17 @@ Json = dict[str, Any]
 _HOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _CRD: Final = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _CHART: Final = "app.kubernetes.io/name=kvshare"
-_ABOUT_US: Final = re.compile(r"kvshare|mooncake|kv_connector|kv_transfer", re.IGNORECASE)
+#: vLLM's log names the file that speaks, not its package: `[membership.py:108] verdict: shared`.
+_OUR_FILES: Final = (
+    "choice", "client", "connector", "engine_facts", "glue", "lines", "loading", "membership", "mooncake", "probe",
+    "reporter", "saving",
+)  # fmt: skip
+_ABOUT_US: Final = re.compile(
+    rf"kvshare|mooncake|kv_connector|kv_transfer|\[(?:{'|'.join(_OUR_FILES)})\.py:\d+\]", re.IGNORECASE
+)
+_MOST_LEFT_OUT: Final = 20
+_DENIED: Final = '"inject.kvshare.dev" denied the request'
+"""In an event of a ReplicaSet or the like: a pod of it was refused, and there is no pod to look at."""
 _OBJECTS_OF_STORES: Final = (
     "/apis/apps/v1/{}/deployments",
     "/apis/apps/v1/{}/statefulsets",
@@ -111,12 +122,34 @@ class Gathering:
                 labelSelector=f"{names.MEMBER}={name}",
             )
             self._objects(f"{folder}/members.yaml", members)
+            left_out = await self._left_out(namespace, name)
+            self._objects(f"{folder}/not-injected.yaml", left_out)
             for pod in members:
                 await self._logs(folder, pod, whole=False)
             stores = await self._store(namespace, name)
             self._objects(f"{folder}/store.yaml", stores)
-            about = {name, *(str((one.get("metadata") or {}).get("name")) for one in (*members, *stores))}
+            about = {name, *(str((one.get("metadata") or {}).get("name")) for one in (*members, *left_out, *stores))}
             await self._events(namespace, f"{folder}/events.yaml", about)
+
+    async def _left_out(self, namespace: str, pool: str) -> list[Json]:
+        """Pods that asked for the pool and were not injected: they have the annotation and not the label."""
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        known = await self._list(f"pods of {namespace}", path, accept=METADATA_ONLY, fieldSelector=RUNNING)
+        asked = [
+            str(metadata.get("name"))
+            for one in known
+            if ((metadata := one.get("metadata") or {}).get("annotations") or {}).get(names.POOL) == pool
+            and names.MEMBER not in (metadata.get("labels") or {})
+        ]
+        if len(asked) > _MOST_LEFT_OUT:
+            self.missing.append(f"{len(asked) - _MOST_LEFT_OUT} of {len(asked)} pods of {pool} that were not injected")
+        found = []
+        for name in asked[:_MOST_LEFT_OUT]:
+            try:
+                found.append(await self._api.call("GET", f"{path}/{name}"))
+            except ApiError as error:
+                self.missing.append(f"pod {namespace}/{name}: {error}")
+        return found
 
     async def _store(self, namespace: str, pool: str) -> list[Json]:
         found: list[Json] = []
@@ -133,10 +166,12 @@ class Gathering:
         base = f"/api/v1/namespaces/{metadata.get('namespace')}/pods/{name}/log"
         restarted = {
             str(one.get("name"))
-            for one in (pod.get("status") or {}).get("containerStatuses") or []
+            for kind in ("containerStatuses", "initContainerStatuses")
+            for one in (pod.get("status") or {}).get(kind) or []
             if int(one.get("restartCount") or 0)
         }
-        for container in spec.get("containers") or []:
+        ours = [one for one in spec.get("initContainers") or [] if one.get("name") == names.PAYLOAD_CONTAINER]
+        for container in [*(spec.get("containers") or []), *ours]:
             which = str(container.get("name"))
             for previous in (False, True) if which in restarted else (False,):
                 query = {"container": which, "tailLines": str(self._wanted.log_lines), "timestamps": "true"}
@@ -158,17 +193,19 @@ class Gathering:
         owners = tuple(about)
         kept = [
             one for one in events
-            if (found := str((one.get("involvedObject") or {}).get("name"))) in about or found.startswith(owners)
+            if (found := str((one.get("involvedObject") or {}).get("name"))) in about
+            or found.startswith(owners)
+            or _DENIED in str(one.get("message"))
         ]  # fmt: skip
         self._objects(file, kept)
 
-    async def _list(self, what: str, path: str, **query: str) -> list[Json]:
+    async def _list(self, what: str, path: str, accept: str = "application/json", **query: str) -> list[Json]:
         found: list[Json] = []
         more = ""
         while True:
             asked = {**query, "limit": "500", **({"continue": more} if more else {})}
             try:
-                page = await self._api.call("GET", path, query=asked)
+                page = await self._api.call("GET", path, query=asked, accept=accept)
             except ApiError as error:
                 self.missing.append(f"{what}: {error}")
                 return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from kvshare_operator.api.pool import SpecError, read_spec
 from kvshare_operator.api.reasons import refusal
 from kvshare_operator.api.schema import MAX_SIZE
+from kvshare_operator.cli.model_file import read_model_file
 from kvshare_operator.cli.plan_drawing import drawing_of
 from kvshare_operator.cli.plan_svg import plan_svg
 from kvshare_operator.cli.plan_tables import print_plan
@@ -23,7 +25,7 @@ Examples:
 
   kvshare plan --kv-heads 8 --prefill 4,2 --decode 2
 
-  kvshare plan -f pool.yaml --layers 80 --pp 1,2
+  kvshare plan -f pool.yaml --model-config config.json   # heads, layers and kinds of caches of this model
 
   kubectl get kvsharepool llama -o yaml | kvshare plan -f - -o json
 
@@ -65,6 +67,10 @@ def plan(
     reserved: Annotated[str | None, typer.Option(metavar="8", help="TP sizes that will be added later.")] = None,
     pp: Annotated[str | None, typer.Option(metavar="1,2", help="Pipeline-parallel sizes.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Hidden layers of the model, to show stages.")] = None,
+    model_config: Annotated[
+        str | None,
+        typer.Option(metavar="config.json", help="The model's own file: its KV heads, layers and kinds of caches."),
+    ] = None,
     previous: Annotated[
         str | None, typer.Option(metavar="OLD.yaml", help="The pool before an edit, to see whether it splits.")
     ] = None,
@@ -78,12 +84,16 @@ def plan(
     """
     if file is not None and any((prefill, decode, reserved, pp)):
         raise typer.BadParameter("-f brings its own sizes: leave --prefill, --decode, --reserved and --pp out")
+    model = read_model_file(model_config) if model_config is not None else None
+    if model is not None:
+        kv_heads = _agreed(kv_heads, model.kv_heads, "--kv-heads")
+        layers = _agreed(layers, model.layers, "--layers")
     if file is None and (prefill is None or kv_heads is None):
-        raise typer.BadParameter("either -f POOL.yaml, or --kv-heads with --prefill, is expected")
+        raise typer.BadParameter("either -f POOL.yaml, or --kv-heads or --model-config with --prefill, is expected")
     try:
         wanted = _from_file(file, kv_heads) if file else _from_flags(kv_heads, prefill, decode, reserved, pp)
         before = _from_file(previous, kv_heads) if previous else None
-        found = make_plan(wanted, before, layers)
+        found = make_plan(wanted, before, layers, model)
     except SpecError as error:
         found = _unreadable(error)
     if output is Output.json:
@@ -94,6 +104,15 @@ def plan(
         print_plan(found)
     if found.problems:
         raise typer.Exit(1)
+
+
+def _agreed(given: int | None, found: int | None, flag: str) -> int | None:
+    """A number from a flag and from the model's file."""
+    if given is not None and found is not None and given != found:
+        raise typer.BadParameter(
+            f"{given} given, the model's file says {found}: leave one of them out", param_hint=flag
+        )
+    return found if given is None else given
 
 
 def _print_svg(found: Plan) -> None:
@@ -131,6 +150,10 @@ def _unreadable(error: SpecError) -> Plan:
     return Plan(None, "lcm", None, False, (), (), problems)
 
 
+def _stages_json(cut: Sequence[tuple[int, Sequence[int]]]) -> list[dict[str, Any]]:
+    return [{"stage": number, "layers": list(members)} for number, members in cut]
+
+
 def to_json(found: Plan) -> dict[str, Any]:
     """Return the documented JSON of a plan."""
     return {
@@ -149,7 +172,18 @@ def to_json(found: Plan) -> dict[str, Any]:
             }
             for row in found.ranks
         ],
-        "stages": [{"stage": number, "layers": list(members)} for number, members in found.stages],
+        "stages": _stages_json(found.stages),
+        "kinds": [
+            {
+                "name": kind.name,
+                "retention": kind.words,
+                "windowTokens": kind.window,
+                "layers": list(kind.layers),
+                "stages": _stages_json(kind.stages),
+                "cached": kind.cached,
+            }
+            for kind in found.kinds
+        ],
         "problems": [
             {
                 "reason": one.refusal.code,

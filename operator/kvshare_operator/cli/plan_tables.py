@@ -30,9 +30,19 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         for number, layers in plan.stages:
             table.add_row(str(number), span(layers))
         out.print(table)
+    if plan.kinds:
+        out.print(_kinds(plan))
     for problem in plan.problems:
         refused = problem.refusal
         out.print(f"[red]{refused.code}[/] {escape(problem.field)}: {escape(refused.message)} {escape(refused.remedy)}")
+
+
+def _kinds(plan: Plan) -> Table:
+    table = Table("name in keys", "rule", "layers", "stages", title="Kinds of caches", title_justify="left")
+    for kind in plan.kinds:
+        rule = kind.words if kind.cached else f"{kind.words}, not cached (SeveralKinds)"
+        table.add_row(kind.name, rule, span(kind.layers), str(len(kind.stages)))
+    return table
 
 
 def _ranks(plan: Plan) -> Table:

@@ -25,6 +25,8 @@ OUR_ANNOTATIONS: Final = frozenset(
     }
 )  # fmt: skip
 """What users write; in any other place than a pod template it has no effect."""
+_OWN_ANNOTATIONS_ONLY: Final = frozenset({"LLMInferenceService", "LLMInferenceServiceConfig"})
+"""Kinds with bare pod specifications that do not hand our annotations of the object itself to their pods."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +78,18 @@ def at(tree: Any, path: Path) -> Any:
 
 
 def objects_of(document: Any, path: Path = ()) -> Iterator[tuple[Path, Json]]:
-    """Return every Kubernetes object of a document with its path; lists of objects are opened."""
+    """Return every Kubernetes object of a document with its path; lists of objects are opened.
+
+    In a list of one kind (`PodList`), as the API server writes it, the items do not repeat their kind.
+    """
     if not isinstance(document, dict):
         return
-    items = document.get("items")
-    if isinstance(items, list) and str(document.get("kind", "")).endswith("List"):
+    items, kind = document.get("items"), str(document.get("kind", ""))
+    if isinstance(items, list) and kind.endswith("List"):
+        implied = {"kind": kind.removesuffix("List")} if kind != "List" else {}
         for number, item in enumerate(items):
-            yield from objects_of(item, (*path, "items", number))
+            full = {**implied, **item} if isinstance(item, dict) else item
+            yield from objects_of(full, (*path, "items", number))
     elif document.get("kind") or document.get("apiVersion"):
         yield path, document
 
@@ -127,8 +134,10 @@ def _template(root: Json, node: Json, path: Path) -> PodTemplate:
 
 def _bare(root: Json, path: Path) -> PodTemplate:
     """A pod specification without metadata: annotations count where the opt-in stands, ours join it there."""
-    places: tuple[Path, ...] = (path, path[:-1], ("metadata",))
-    holder = next((place for place in places if names.POOL in (_annotations(at(root, place)))), ("metadata",))
+    places: list[Path] = [path, path[:-1]]
+    if str(root.get("kind")) not in _OWN_ANNOTATIONS_ONLY:
+        places.append(("metadata",))
+    holder = next((place for place in places if names.POOL in (_annotations(at(root, place)))), places[-1])
     found = at(root, holder)
     metadata = {key: found[key] for key in ("annotations", "labels") if isinstance(found, dict) and key in found}
     spec = {key: value for key, value in at(root, path).items() if key not in ("annotations", "labels")}
@@ -138,6 +147,15 @@ def _bare(root: Json, path: Path) -> PodTemplate:
 def _annotations(node: Any) -> Mapping[str, Any]:
     found = node.get("annotations") if isinstance(node, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def makes_pods_unseen(thing: Json) -> bool:
+    """Whether an object without a pod template may make pods all the same, and hand annotations to them.
+
+    Custom resources may (Dynamo's `extraPodMetadata`); Kubernetes' own kinds are known not to.
+    """
+    group = str(thing.get("apiVersion", "")).rpartition("/")[0]
+    return "." in group and not group.endswith(".k8s.io")
 
 
 def misplaced(thing: Json, templates: list[PodTemplate]) -> list[str]:
@@ -179,9 +197,9 @@ def shape_mistakes(pod: Json) -> list[str]:
         for key, value in values.items() if isinstance(values, dict) else ():
             expect(isinstance(value, str), f"metadata.{field}[{key}]", value, "text in quotes")
     for field in ("volumes", "initContainers", "imagePullSecrets"):
-        listed = pod["spec"].get(field)
-        good = listed is None or (isinstance(listed, list) and all(isinstance(one, dict) for one in listed))
-        expect(good, f"spec.{field}", listed, "a list of mappings")
+        expect(_named(pod["spec"].get(field)), f"spec.{field}", pod["spec"].get(field), "a list of mappings")
+    security = pod["spec"].get("securityContext")
+    expect(security is None or isinstance(security, dict), "spec.securityContext", security, "a mapping")
     for number, container in enumerate(pod["spec"]["containers"]):
         where = f"spec.containers[{number}]"
         expect(isinstance(container.get("name"), str), f"{where}.name", container.get("name"), "a name")
@@ -189,8 +207,24 @@ def shape_mistakes(pod: Json) -> list[str]:
             words = container.get(field)
             good = words is None or (isinstance(words, list) and all(isinstance(word, str) for word in words))
             expect(good, f"{where}.{field}", words, "a list of texts (numbers in quotes)")
-        for field in ("env", "envFrom", "volumeMounts"):
-            listed = container.get(field)
-            good = listed is None or (isinstance(listed, list) and all(isinstance(one, dict) for one in listed))
-            expect(good, f"{where}.{field}", listed, "a list of mappings")
+        for field in ("env", "volumeMounts"):
+            expect(_named(container.get(field)), f"{where}.{field}", container.get(field), "a list of mappings")
+        listed = container.get("envFrom")
+        good = listed is None or (isinstance(listed, list) and all(isinstance(one, dict) for one in listed))
+        expect(good, f"{where}.envFrom", listed, "a list of mappings")
+        for path in (("resources",), ("resources", "limits"), ("resources", "requests"), ("securityContext",)):
+            value = at(container, path)
+            expect(value is None or isinstance(value, dict), ".".join((where, *path)), value, "a mapping")
+        capabilities = at(container, ("securityContext", "capabilities"))
+        added = at(capabilities, ("add",))
+        good = capabilities is None or (isinstance(capabilities, dict) and (added is None or isinstance(added, list)))
+        expect(good, f"{where}.securityContext.capabilities", capabilities, "a mapping with lists")
     return mistakes
+
+
+def _named(listed: Any) -> bool:
+    """Whether a value is what Kubernetes takes for a list of things with names; nothing at all is one as well."""
+    return listed is None or (
+        isinstance(listed, list)
+        and all(isinstance(one, dict) and isinstance(one.get("name", ""), str) for one in listed)
+    )

@@ -28,14 +28,18 @@ def read_pool_file(path: str) -> dict[str, Any]:
         raise typer.BadParameter(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     pools: list[dict[str, Any]] = []
     for document in documents:
-        items = document.get("items", [document]) if isinstance(document, dict) else []
-        pools.extend(one for one in items if isinstance(one, dict) and one.get("kind") == names.KIND)
+        items = document.get("items") if isinstance(document, dict) else None
+        found = items if isinstance(items, list) else [document]
+        pools.extend(one for one in found if isinstance(one, dict) and one.get("kind") == names.KIND)
     if len(pools) != 1:
         raise typer.BadParameter(f"{path} holds {len(pools)} objects of kind {names.KIND}, exactly one is expected")
     version = pools[0].get("apiVersion")
     if version != names.API_VERSION:
         raise typer.BadParameter(f"{path} has apiVersion {version!r}, {names.API_VERSION} is expected")
-    return dict(pools[0])
+    metadata = pools[0].get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise typer.BadParameter(f"{path} has metadata {metadata!r}, a mapping with a name is expected")
+    return {**pools[0], "metadata": metadata or {}}
 
 
 def to_planned(pool: dict[str, Any], kv_heads: int | None) -> PlannedPool:

@@ -28,6 +28,8 @@ log = logging.getLogger("kvshare.review")
 Json = dict[str, Any]
 _WARNING_LENGTH = 256
 """Longer warnings are cut by clients."""
+_DENIAL_LENGTH = 2048
+"""A denial becomes an event and a condition of the pod's owner."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _injected(pod: Mapping[str, Any], outcome: Injected) -> Answer:
 def _refused(pod: Mapping[str, Any], asked: Question, refused: Refusal, reject: bool) -> Answer:
     audit = {"decision": "denied" if reject else "skipped", "reason": refused.code}
     if reject:
-        status = {"code": 403, "message": f"kvshare: {refused.sentence()}"}
+        status = {"code": 403, "message": _cut(f"kvshare: {refused.sentence()}", _DENIAL_LENGTH)}
         return Answer({"allowed": False, "status": status, "auditAnnotations": audit}, "denied", refused.code)
     marked = copy.deepcopy(dict(pod))
     annotations = marked["metadata"]["annotations"]
@@ -154,5 +156,8 @@ def _with_patch(response: Json, operations: list[Json]) -> Json:
 
 
 def _warning(text: str) -> str:
-    text = f"kvshare: {text}"
-    return text if len(text) <= _WARNING_LENGTH else text[: _WARNING_LENGTH - 3] + "..."
+    return _cut(f"kvshare: {text}", _WARNING_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

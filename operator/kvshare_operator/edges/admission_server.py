@@ -169,7 +169,8 @@ class AdmissionServer:
         except Exception:
             return web.Response(status=400, text="an AdmissionReview v1 with a request is expected\n")
         try:
-            answer = await asyncio.wait_for(self.reviewer(asked), _REVIEW_SECONDS)
+            async with asyncio.timeout(_REVIEW_SECONDS):
+                answer = await self.reviewer(asked)
         except Exception as error:  # a fault of ours must never cost a pod
             log.exception("review %s failed", uid)
             answer = review.failed(type(error).__name__)

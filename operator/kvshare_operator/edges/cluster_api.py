@@ -21,7 +21,8 @@ Json = dict[str, Any]
 APPLY: Final = "application/apply-patch+yaml"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
-TEXT: Final = "text/plain"
+#: Logs come as text; a server that is asked for nothing but text refuses (406), since its errors are objects.
+TEXT: Final = "text/plain, */*"
 _OWN_NAMESPACE: Final = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=5)
 

@@ -40,17 +40,17 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     health = HealthSite(settings.health_port, alive=lambda: time.monotonic() - loop.beat < _STUCK_SECONDS)
     tasks: list[asyncio.Task[None]] = []
 
-    watched = settings.watch_namespaces
+    operator_settings = settings
 
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings, watched)
+        configure(settings, operator_settings)
         settings.watching.label_selectors["", "v1", "pods"] = names.MEMBER
         settings.watching.chunk_size = 500
         await health.start()
         task = asyncio.create_task(loop.run(), name="reconcile loop")
         task.add_done_callback(_stopped)
         tasks.append(task)
-        if watched:
+        if operator_settings.watch_namespaces:
             await wait_until_served(api)
 
     def pool_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name

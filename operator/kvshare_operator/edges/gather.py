@@ -7,19 +7,23 @@ attempt. Nothing is decided here. Pods are kept as small members, not whole.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Final
 
 from kvshare_operator.api import names
+from kvshare_operator.api.pool import SpecError
 from kvshare_operator.core.pool.members import Member, read_member
 from kvshare_operator.core.pool.status import Gathered, Reach
-from kvshare_operator.core.pool.view import view
+from kvshare_operator.core.pool.view import PoolView, view
 from kvshare_operator.core.server_version import Version, read_version
 from kvshare_operator.edges.cluster_api import METADATA_ONLY, ApiError, ClusterApi
 from kvshare_operator.edges.pool_index import pools_path, stored
 from kvshare_operator.edges.store_probe import StoreProbe
 
+log = logging.getLogger("kvshare.gather")
 Json = dict[str, Any]
 Key = tuple[str, str]
 """(namespace, name) of a pool."""
@@ -69,7 +73,7 @@ class ClusterState:
         uid = str(metadata.get("uid"))
         before_key = self._key_of.get(uid)
         before = self._members.get(before_key, {}).get(uid) if before_key else None
-        member = None if kind == "DELETED" else read_member(body)
+        member = None if kind == "DELETED" else _member(body)
         if member == before:
             return
         if before_key is not None:
@@ -120,6 +124,7 @@ class Gatherer:
         self.namespaces: tuple[str | None, ...] = namespaces or (None,)
         self.probe = StoreProbe()
         self._version: Version | None = None
+        self._views: dict[Key, tuple[Json, PoolView | None]] = {}
 
     async def list_pools(self) -> None:
         """List all pools, as a watch may be dead without saying so. A missing CRD means no pools.
@@ -140,7 +145,8 @@ class Gatherer:
             self.state.pools.pop(key, None)
             self.state.mark(key)
         for key, pool in found.items():
-            self.state.pools[key] = pool
+            if self.state.pools.get(key) != pool:  # what is known about an unchanged one stays with the object
+                self.state.pools[key] = pool
             self.state.mark(key)
 
     async def list_members(self) -> None:
@@ -163,7 +169,7 @@ class Gatherer:
                 metadata = pod.get("metadata") or {}
                 if names.MEMBER in (metadata.get("labels") or {}):
                     alive.add(str(metadata.get("uid")))
-                elif (member := read_member(pod)) is not None:
+                elif (member := _member(pod)) is not None:
                     found.append(member)
         for uid in known - alive:
             self.state.forget(uid)
@@ -175,9 +181,24 @@ class Gatherer:
 
     def _address(self, key: Key) -> str | None:
         try:
-            return view(self.state.pools[key], self.default_image).resolution.master_address
+            seen = self.view(key)
         except Exception:  # whatever is wrong with a pool is said when its own turn comes
             return None
+        return seen.resolution.master_address if seen is not None else None
+
+    def view(self, key: Key) -> PoolView | None:
+        """Return a pool, read and resolved once for each change; None when it is gone or breaks its schema."""
+        pool = self.state.pools.get(key)
+        if pool is None:
+            self._views.pop(key, None)
+            return None
+        kept = self._views.get(key)
+        if kept is None or kept[0] is not pool:
+            seen: PoolView | None = None
+            with contextlib.suppress(SpecError):
+                seen = view(pool, self.default_image)
+            kept = self._views[key] = (pool, seen)
+        return kept[1]
 
     def gather(self, key: Key, reach: Reach) -> Gathered | None:
         """Return everything about one pool; None when it is gone."""
@@ -205,6 +226,16 @@ class Gatherer:
             more = str((page.get("metadata") or {}).get("continue") or "")
             if not more:
                 return
+
+
+def _member(pod: Mapping[str, Any]) -> Member | None:
+    """Read a pod. One that cannot be read costs its pool a member, not every pool its controller."""
+    try:
+        return read_member(pod)
+    except Exception:
+        metadata = pod.get("metadata") or {}
+        log.exception("pod %s/%s cannot be read", metadata.get("namespace"), metadata.get("name"))
+        return None
 
 
 def _pods_path(namespace: str | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -17,6 +18,8 @@ from kvshare_operator.edges.cluster_api import ApiError, ClusterApi
 
 log = logging.getLogger("kvshare.pools")
 _SERVED_SECONDS: Final = 10.0
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""What the API server takes for a name. Anything else, such as `../../other/kvsharepools/p`, is no part of a path."""
 
 Json = dict[str, Any]
 
@@ -100,7 +103,12 @@ class PoolDirectory:
         return True
 
     async def find(self, namespace: str, name: str) -> Json | None:
-        """Return the raw pool, or None after the API server itself said that there is none. Raises ApiError."""
+        """Return the raw pool, or None when the API server says that there is none, or can have none of that name.
+
+        Raises ApiError.
+        """
+        if _NAME.fullmatch(name) is None:
+            return None
         for pool in self.index.get((namespace, name)) or ():
             return pool
         try:

@@ -8,17 +8,14 @@ hold, so it can be killed at any moment. It has no rule of its own.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from kvshare_operator.api.pool import SpecError
 from kvshare_operator.api.status import Status
 from kvshare_operator.core.pool.status import Reach, next_status
-from kvshare_operator.core.pool.view import view
 from kvshare_operator.edges import metrics
 from kvshare_operator.edges.apply import apply_status, tell_pod, tell_unwritable
 from kvshare_operator.edges.cluster_api import ApiError
@@ -67,10 +64,12 @@ class ReconcileLoop:
             await self.turn()
             wait = max(0.0, min(one.due for one in self._every) - time.monotonic())
             try:
-                await asyncio.wait_for(self.state.changed.wait(), timeout=min(wait, _RETRY_SECONDS))
-                await asyncio.sleep(_GATHER_BURST_SECONDS)
+                # `asyncio.wait_for` loses a cancellation that comes with the event (Python 3.11), and we would go on.
+                async with asyncio.timeout(min(wait, _RETRY_SECONDS)):
+                    await self.state.changed.wait()
             except TimeoutError:
-                pass
+                continue
+            await asyncio.sleep(_GATHER_BURST_SECONDS)
 
     async def turn(self) -> None:
         """Do what is due, then look at every dirty pool once."""
@@ -92,8 +91,11 @@ class ReconcileLoop:
                 return
             except ApiError as error:
                 log.warning("members could not be listed, trying again: %s", error)
-                self.beat = time.monotonic()
-                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:
+                metrics.RECONCILES.labels("fault").inc()
+                log.exception("members could not be listed, trying again")
+            self.beat = time.monotonic()
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _sweep(self) -> None:
         for member in await self.gatherer.sweep():
@@ -116,11 +118,11 @@ class ReconcileLoop:
     async def _one(self, key: Key, reached: Mapping[str, Reach]) -> str:
         pool = self.state.pools.get(key)
         if pool is None:
+            self.gatherer.view(key)  # forgets it
             metrics.forget_pool(*key)
             return "gone"
         reach, store = Reach(None), None
-        with contextlib.suppress(SpecError):
-            seen = view(pool, self.gatherer.default_image)
+        if (seen := self.gatherer.view(key)) is not None:
             reach = reached.get(seen.resolution.master_address or "", reach)
             if self.stores is not None and seen.spec.store.type == "Managed":
                 store = await self.stores.keep(pool, seen.spec)
@@ -170,6 +172,10 @@ class _Repeated:
         try:
             await self.action()
             self.due = time.monotonic() + self.seconds
+            return
         except ApiError as error:
             log.warning("%s failed, trying again: %s", self.name, error)
-            self.due = time.monotonic() + min(self.seconds, _RETRY_SECONDS)
+        except Exception:  # an object that nobody has thought of must not end the loop for all pools
+            metrics.RECONCILES.labels("fault").inc()
+            log.exception("%s failed, trying again", self.name)
+        self.due = time.monotonic() + min(self.seconds, _RETRY_SECONDS)

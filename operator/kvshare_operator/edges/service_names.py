@@ -32,7 +32,8 @@ class ServiceNames:
         if kept is not None and now - kept[0] < _FRESH_SECONDS:
             return kept[1]
         try:
-            found = await asyncio.wait_for(self._ask(namespace), _PATIENCE_SECONDS)
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                found = await self._ask(namespace)
         except TimeoutError:
             found = frozenset()
         if len(self._known) >= _MOST_NAMESPACES:

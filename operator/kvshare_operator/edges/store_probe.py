@@ -80,8 +80,8 @@ async def connect(address: str, *, ask: bool = True) -> Reach:
     for target in address.removeprefix("etcd://").split(","):
         host, _, port = target.rpartition(":")
         try:
-            opened = asyncio.open_connection(host.strip("[]"), int(port))
-            reader, writer = await asyncio.wait_for(opened, _SECONDS)
+            async with asyncio.timeout(_SECONDS):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except TimeoutError:
             problem = f"no connection within {_SECONDS:g} s"
             continue
@@ -93,7 +93,8 @@ async def connect(address: str, *, ask: bool = True) -> Reach:
         finally:
             writer.close()
             with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(writer.wait_closed(), _SECONDS)
+                async with asyncio.timeout(_SECONDS):
+                    await writer.wait_closed()
         if not problem:
             return Reach(True)
     return Reach(False, problem)
@@ -103,7 +104,8 @@ async def _question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     """Ask, and return what is wrong with the answer; empty when it is one of a Mooncake master."""
     try:
         writer.write(_QUESTION)
-        answer = await asyncio.wait_for(reader.readexactly(_ANSWER_BYTES), _SECONDS)
+        async with asyncio.timeout(_SECONDS):
+            answer = await reader.readexactly(_ANSWER_BYTES)
     except TimeoutError:
         return f"it accepts connections, and does not answer a call within {_SECONDS:g} s"
     except asyncio.IncompleteReadError as error:

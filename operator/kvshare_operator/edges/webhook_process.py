@@ -43,7 +43,7 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
         return {(namespace, name): stored(body)}
 
     async def start(settings: kopf.OperatorSettings, pools: Any, **_: Any) -> None:
-        configure(settings, operator_settings.watch_namespaces)
+        configure(settings, operator_settings)
         settings.admission.server = server(operator_settings, api, pools)
         await health.start()
         if operator_settings.watch_namespaces:
@@ -55,16 +55,17 @@ def registry(settings: Settings) -> kopf.OperatorRegistry:
     return handlers
 
 
-def configure(settings: kopf.OperatorSettings, namespaces: tuple[str, ...]) -> None:
+def configure(settings: kopf.OperatorSettings, ours: Settings) -> None:
     """Set what both processes need of kopf: no events from logs, watches that notice silence.
 
-    With ``namespaces`` nothing of the whole cluster is read: no namespaces, and no resources that come later.
+    In some namespaces only, nothing of the whole cluster is read: no namespaces, and no resources that come later.
     """
-    settings.scanning.disabled = bool(namespaces)
+    settings.scanning.disabled = bool(ours.watch_namespaces)
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10
+    settings.watching.inactivity_timeout = ours.watch_silence_seconds
     settings.networking.request_timeout = 30
 
 

@@ -126,7 +126,7 @@ class _Reader:
             elif self.positional is None:
                 self.positional = _value(word)
             if any(SPILL in word for word in words[start:place]):
-                self._anything("an unquoted variable whose value cannot be seen stands among the arguments")
+                self._anything("a list or an unquoted variable that cannot be seen stands among the arguments")
         if any(word == "--config" or word.startswith("--config=") for word in words):
             # vLLM takes the file out before it parses: wherever the word stands, also as another option's value.
             self.options.setdefault("--config", Seen(present=True, unknown="a word --config stands there"))
@@ -228,12 +228,16 @@ def _value(text: str) -> Seen:
 
 
 def _is_option(word: str) -> bool:
-    """Whether argparse takes ``word`` for an option rather than for a value."""
+    """Whether argparse takes ``word`` for an option rather than for a value.
+
+    A blank makes a word a value, unless something that vLLM knows stands in front of it: `--kv-transfer={"a": 1}`.
+    """
     if not word.startswith("-") or word in ("-", "--"):
         return False
     if re.fullmatch(r"-\d+|-\d*\.\d+", word):
         return False
-    return " " not in word or word.partition("=")[0].replace("_", "-") in vllm_flags.CANONICAL
+    key = word.partition("=")[0]
+    return " " not in word or "." in key or word.startswith("-O") or bool(_resolve(key.replace("_", "-")))
 
 
 def _resolve(key: str) -> list[tuple[str, str]]:

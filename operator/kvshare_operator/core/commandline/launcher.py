@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from kvshare_operator.core.commandline.words import HOLE, OURS, SPILL
 
-Kind = Literal["serve", "module", "shell", "shell-file", "ray", "engine", "unknown", "nothing"]
+Kind = Literal["serve", "module", "shell", "shell-file", "shell-other", "ray", "engine", "unknown", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Program:
     """The program behind all prefixes.
 
     ``rest`` are its arguments: vLLM's own for serve and module; for a shell `(script, $0, $1, ...)`.
-    ``name`` is what a message calls it.
+    ``name`` is what a message calls it. ``environment`` are the variables that `env` in front of it sets, None for
+    one that it removes.
     """
 
     kind: Kind
     name: str
     rest: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
 
 
 _PREFIXES: Final[dict[str, str]] = {
@@ -59,7 +61,9 @@ _PREFIXES: Final[dict[str, str]] = {
 _OPERANDS: Final = frozenset({"gosu", "su-exec", "taskset", "chrt", "timeout"})
 """Prefix programs with one word of their own (a user, a mask, a time) in front of the program."""
 
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "busybox"})
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
+_OTHER_SHELLS: Final = frozenset({"zsh", "fish", "csh", "tcsh"})
+"""Shells that split variables into words by other rules, or not at all."""
 _ENGINES: Final = {
     "sglang": "SGLang",
     "text-generation-launcher": "Text Generation Inference",
@@ -79,16 +83,23 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 def find_program(words: Sequence[str]) -> Program:
     """Strip launcher prefixes from a command line and name the program behind them."""
-    rest = list(words)
+    environment: list[tuple[str, str | None]] = []
+    return dataclasses.replace(_found(list(words), environment), environment=tuple(environment))
+
+
+def _found(rest: list[str], environment: list[tuple[str, str | None]]) -> Program:
+    """Find the program; note in ``environment`` what `env` does in front of it."""
     while rest:
         if any(mark in rest[0] for mark in (HOLE, SPILL, OURS)):
             return Program("unknown", "a program that cannot be seen here", tuple(rest))
         name = posixpath.basename(rest[0])
         if name in _PREFIXES:
-            rest = _behind_prefix(name, rest[1:])
+            rest = _behind_prefix(name, rest[1:], environment)
             continue
         if name in _SHELLS:
             return _shell(rest[1:])
+        if name in _OTHER_SHELLS:
+            return Program("shell-other", name, tuple(rest[1:]))
         if re.fullmatch(r"python(3(\.\d+)?)?", name):
             return _python(rest[1:])
         return _named(name, rest[1:])
@@ -99,7 +110,7 @@ def _named(name: str, rest: Sequence[str]) -> Program:
     if name == "vllm":
         return _cli(rest)
     if name == "ray":
-        return Program("ray", f"ray {rest[0] if rest else ''}".strip(), tuple(rest))
+        return Program("ray" if rest[:1] == ["start"] else "unknown", " ".join(("ray", *rest[:1])), tuple(rest))
     if name in _ENGINES:
         return Program("engine", _ENGINES[name], tuple(rest))
     return Program("unknown", name, tuple(rest))
@@ -111,19 +122,23 @@ def _cli(rest: Sequence[str]) -> Program:
     return Program("unknown", f"vllm {rest[0]}" if rest else "vllm without a sub-command", tuple(rest))
 
 
-def _behind_prefix(name: str, rest: list[str]) -> list[str]:
+def _behind_prefix(name: str, rest: list[str], environment: list[tuple[str, str | None]]) -> list[str]:
     with_value = _PREFIXES[name].split()
     while rest:
         word = rest[0]
         if word == "--":
             return rest[2:] if name in _OPERANDS else rest[1:]
-        if name == "env" and word in ("-i", "-", "--ignore-environment", "-S", "--split-string"):
+        if name == "env" and (word == "-" or re.match(r"-[v0]*[iS]|--ignore-env|--split-string", word)):
             return [f"env {word}"]  # takes our environment away, or hides a command line
+        if name == "env" and (removed := re.match(r"(?:-[v0]*u|--unset=)(.*)", word)):
+            environment.append((removed[1] or next(iter(rest[1:]), ""), None))
         if word.startswith("--"):
             rest = rest[1:]
         elif word.startswith("-") and len(word) > 1:
             rest = rest[2:] if len(word) == 2 and word[1] in with_value else rest[1:]
         elif name == "env" and _ASSIGNMENT.match(word):
+            variable, _, value = word.partition("=")
+            environment.append((variable, value))
             rest = rest[1:]
         else:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from kvshare_operator.api import names
@@ -38,6 +38,8 @@ class Reading:
         complete: False when an image's ENTRYPOINT may set options that cannot be seen.
         script: whether a shell script starts vLLM.
         serves: whether vLLM is seen to be started here; False where only our variable is handed on, or for Ray.
+        environment: variables that the command line itself sets on the way to vLLM, None for those it removes.
+        needs_variable: whether the script would stop where our variable is not set.
     """
 
     arguments: flags.Arguments
@@ -46,6 +48,13 @@ class Reading:
     complete: bool = True
     script: bool = False
     serves: bool = True
+    environment: tuple[tuple[str, str | None], ...] = ()
+    needs_variable: bool = False
+
+    def loses(self, variable: str, part: str) -> bool:
+        """Whether the command line takes ``part`` out of a path variable: it sets it anew, or removes it."""
+        kept = re.compile(rf"\$[({{]{re.escape(variable)}\b|(^|:){re.escape(part)}(:|$)")
+        return any(name == variable and (text is None or not kept.search(text)) for name, text in self.environment)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +75,7 @@ def looks_like_engine(container: Mapping[str, Any], opening: Opening) -> bool:
     program = launcher.find_program((*command, *args))
     if program.kind in ("serve", "module", "engine"):
         return True
-    if program.kind in ("shell", "shell-file", "ray", "unknown"):
+    if program.kind in ("shell", "shell-file", "shell-other", "ray", "unknown"):
         text = " ".join((*command, *args))
         return re.search(r"\bvllm\b|\bray start\b", text) is not None or names.ARGS_VARIABLE in text
     return False
@@ -85,12 +94,20 @@ def read_container(container: Mapping[str, Any], opening: Opening) -> Reading | 
         if not (opening.forwards_args or _known_image(container, opening)):
             return refusal("EntrypointUnknown", container=name, image=str(container.get("image", "")))
         program = launcher.find_program(args) if args else launcher.Program("nothing", "")
-        if program.kind in ("serve", "module", "shell", "shell-file", "ray", "engine"):
-            return _of_program(name, program, env)
+        if program.kind not in ("unknown", "nothing"):
+            return _with(_of_program(name, program, env, words.unseen(container, env)), program.environment)
         found = _appended(name, flags.read(args, serve=True))
         known = _known_image(container, opening)
         return dataclasses.replace(found, complete=known) if isinstance(found, Reading) else found
-    return _of_program(name, launcher.find_program((*command, *args)), env)
+    program = launcher.find_program((*command, *args))
+    return _with(_of_program(name, program, env, words.unseen(container, env)), program.environment)
+
+
+def _with(read: Reading | Refusal, environment: Iterable[tuple[str, str | None]]) -> Reading | Refusal:
+    """The same reading with more variables that the command line sets."""
+    if isinstance(read, Refusal):
+        return read
+    return dataclasses.replace(read, environment=(*read.environment, *environment))
 
 
 def _known_image(container: Mapping[str, Any], opening: Opening) -> bool:
@@ -98,7 +115,9 @@ def _known_image(container: Mapping[str, Any], opening: Opening) -> bool:
     return any(re.search(pattern, image) for pattern in opening.known_images)
 
 
-def _of_program(name: str, program: launcher.Program, env: words.Environment) -> Reading | Refusal:
+def _of_program(
+    name: str, program: launcher.Program, env: words.Environment, any_text: str | None
+) -> Reading | Refusal:
     if program.kind in ("serve", "module"):
         return _appended(name, flags.read(program.rest, serve=program.kind == "serve"))
     if program.kind == "engine":
@@ -109,10 +128,14 @@ def _of_program(name: str, program: launcher.Program, env: words.Environment) ->
         return refusal(
             "ShellWrapper",
             container=name,
-            problem=f"the script file {program.name} cannot be seen from here",
+            problem=f"the script file {program.name} cannot be seen from here: start it by sh -c 'exec bash "
+            f'{program.name} ${names.ARGS_VARIABLE}\' and let it pass "$@" on to vLLM',
         )
+    if program.kind == "shell-other":
+        problem = f"{program.name} does not split ${names.ARGS_VARIABLE} into flags as sh and bash do: use one of them"
+        return refusal("ShellWrapper", container=name, problem=problem)
     if program.kind == "shell" and program.rest:
-        return _of_script(name, program.rest, env)
+        return _of_script(name, program.rest, env.without(variable for variable, _ in program.environment), any_text)
     return refusal("UnknownLauncher", container=name, program=program.name)
 
 
@@ -127,10 +150,14 @@ def _appended(name: str, arguments: flags.Arguments) -> Reading | Refusal:
     return Reading(arguments, "args")
 
 
-def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Reading | Refusal:
+def _of_script(name: str, rest: Sequence[str], env: words.Environment, any_text: str | None) -> Reading | Refusal:
     text, zero, positional = rest[0], rest[1:2], rest[2:]
-    if words.HOLE in text:
-        return refusal("ShellWrapper", container=name, problem="parts of it cannot be seen here")
+    if words.HOLE in text and any_text is not None:
+        problem = (
+            f"Kubernetes may put any text in the place of {any_text}: write ${{{any_text[2:-1]}}} for a variable, "
+            f"which the shell fills in, or ${any_text} for a command"
+        )
+        return refusal("ShellWrapper", container=name, problem=problem)
     try:
         script = shell.read_script(text, positional, env, names.ARGS_VARIABLE)
     except shell.TooLongError:
@@ -141,20 +168,34 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment) -> Readin
         if (program := launcher.find_program(command.words)).kind in ("serve", "module")
     ]
     if servers:
-        return _of_servers(name, script, servers, filler=() if zero else ("bash",))
+        found = _of_servers(name, script, servers, filler=() if zero else ("bash",))
+        return _with(found, _environment(script, servers))
     engines = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "engine"]
     if engines:
         return refusal("EngineUnsupported", container=name, program=engines[0].name)
-    rays = [p for c in script.commands if (p := launcher.find_program(c.words)).kind == "ray"]
-    if rays and not any("--head" in program.rest for program in rays):
-        return Reading(flags.Arguments({}), "none", serves=False)
+    rays = [(c, p) for c in script.commands if (p := launcher.find_program(c.words)).kind == "ray"]
+    if rays and not any("--head" in program.rest for _, program in rays):
+        return _with(Reading(flags.Arguments({}), "none", serves=False), _environment(script, rays))
     users = [command for command in script.commands if command.ours and _passes_on(command)]
     alone = all(reference == "none" for command in users for reference in command.ours)
-    if users and alone and not script.sets_ours:
+    if users and alone and not script.sets_ours and not _unsplit(script):
         why = "the script does not start vLLM where it can be seen"
         unseen = {option: flags.Seen(unknown=why) for option in flags.WATCHED}
-        return Reading(flags.Arguments(unseen), "variable", script=True, serves=False)
+        handed = Reading(
+            flags.Arguments(unseen), "variable", script=True, serves=False, needs_variable=script.needs_ours
+        )
+        return _with(handed, _environment(script, [(one, launcher.find_program(one.words)) for one in users]))
     return refusal("ShellWrapper", container=name, problem=_missing(script))
+
+
+def _environment(
+    script: shell.Script, starts: Sequence[tuple[shell.Command, launcher.Program]]
+) -> Iterator[tuple[str, str | None]]:
+    """Return what a script sets for some of its commands; what `env` sets there is among the command's own words."""
+    yield from script.environment
+    for command, program in starts:
+        yield from command.environment
+        yield from (one for one in program.environment if one[1] is None)
 
 
 def _of_servers(
@@ -172,13 +213,17 @@ def _of_servers(
     )
     commands = [command for command, _ in servers]
     if any(command.ours for command in commands):
-        problem = _torn(commands) or _set_by_itself(script)
+        problem = _torn(commands) or _set_by_itself(script) or _unsplit(script)
         if problem is None and all(command.ours for command in commands):
-            return Reading(arguments, "variable", script=True)
+            if any(_ended(program.rest) for _, program in servers):
+                return _appended(name, dataclasses.replace(arguments, ends_options=True))
+            return Reading(arguments, "variable", script=True, needs_variable=script.needs_ours)
         problem = problem or "only some of the places that start vLLM pass our flags on"
     elif all(command.positional for command in commands):
         if any("joined" in command.positional for command in commands):
             problem = 'it passes "$*", or $@ glued to other text, on, which tears arguments'
+        elif _unsplit(script) and any("bare" in command.positional for command in commands):
+            problem = "it sets IFS, which tears the words of an unquoted $@"
         elif script.moves_positional:
             problem = "further arguments would change it: it uses shift, set, $#, $1 or a function beside $@"
         elif arguments.ends_options:
@@ -192,6 +237,11 @@ def _of_servers(
     return refusal("ShellWrapper", container=name, problem=problem)
 
 
+def _ended(rest: Sequence[str]) -> bool:
+    """Whether a bare `--` stands in front of our variable among vLLM's arguments."""
+    return words.OURS in rest and "--" in rest[: rest.index(words.OURS)]
+
+
 def _torn(commands: Sequence[shell.Command]) -> str | None:
     references = {reference for command in commands for reference in command.ours}
     if "double" in references:
@@ -203,6 +253,14 @@ def _torn(commands: Sequence[shell.Command]) -> str | None:
 
 def _set_by_itself(script: shell.Script) -> str | None:
     return f"it sets or unsets {names.ARGS_VARIABLE} itself" if script.sets_ours else None
+
+
+def _unsplit(script: shell.Script) -> str | None:
+    """Say so when the script's IFS is not blanks: it would not part our flags, or tear them at other characters."""
+    usual = re.compile(r"(\s|\\[tn])* (\s|\\[tn])*")
+    if all(name != "IFS" or text is None or usual.fullmatch(text) for name, text in script.environment):
+        return None
+    return f"it sets IFS, so that blanks do not split ${names.ARGS_VARIABLE} into flags"
 
 
 def _agreeing(several: Sequence[flags.Arguments]) -> flags.Arguments:
@@ -223,13 +281,13 @@ def _agreeing(several: Sequence[flags.Arguments]) -> flags.Arguments:
 def _passes_on(command: shell.Command) -> bool:
     """Whether a command other than vLLM may hand our flags on: a program or script that its author chose."""
     program = launcher.find_program(command.words)
-    return words.OURS not in command.words[0] and program.name not in _KEEPS_TO_ITSELF and program.kind in (
-        "unknown", "shell-file",
-    )  # fmt: skip
+    if words.OURS in command.words[0] or program.name in _KEEPS_TO_ITSELF or program.name.startswith("env "):
+        return False
+    return program.kind in ("unknown", "shell-file")
 
 
 def _missing(script: shell.Script) -> str:
-    problem = _torn(script.commands) or _set_by_itself(script)
+    problem = _torn(script.commands) or _set_by_itself(script) or _unsplit(script)
     if problem is not None:
         return problem
     if any(command.ours for command in script.commands):

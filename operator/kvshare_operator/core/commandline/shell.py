@@ -10,8 +10,9 @@ or a variable holds is ``HOLE`` (one word) or ``SPILL`` (any number of words).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from kvshare_operator.core.commandline.words import HOLE, MOST_CHARACTERS, OURS, SPILL, Environment
@@ -20,11 +21,21 @@ _POSITIONAL: Final = "\3"
 """Inside text handed to eval: the place where further positional arguments would appear."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
+_COMPUTED: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:[-+*/%^]?=|\+\+|--)|(?:\+\+|--)([A-Za-z_][A-Za-z0-9_]*)")
+"""An assignment in arithmetic: `TP*=2`, `TP++`, `--TP`."""
 _RESERVED: Final = frozenset({"if", "then", "elif", "else", "do", "while", "until", "!", "{", "}", "time", "fi"})
-_DECLARES: Final = frozenset({"export", "local", "declare", "typeset", "readonly", "read", "for", "unset"})
+_DECLARES: Final = frozenset(
+    {
+        "export", "local", "declare", "typeset", "readonly", "read", "for", "unset", "getopts", "mapfile", "readarray",
+    }
+)  # fmt: skip
+_ASSIGNS: Final = frozenset({"export", "local", "declare", "typeset", "readonly"})
+"""Built-ins whose arguments are assignments that last."""
 _MAX_EVAL_DEPTH: Final = 3
 
 Quoting = Literal["none", "double"]
+Positional = Literal["split", "bare", "joined"]
+"""How `$@` stands: quoted, which keeps every word; unquoted, which IFS splits once more; as one word of all."""
 Reference = Literal["none", "double", "glued"]
 """How our variable stands: as a word of its own, in double quotes, or glued to other text of the same word."""
 
@@ -37,7 +48,11 @@ class Piece:
     text: str
     quoting: Quoting = "none"
     default: str | None = None
-    """`${NAME:-default}`: used when the variable is not set."""
+    """`${NAME:-default}`: used when the variable is not set; ``HOLE`` for one that is computed."""
+    replaces_empty: bool = False
+    """Whether the default is used for an empty value too: `${NAME:-x}` does, `${NAME-x}` does not."""
+    assigns: bool = False
+    """Whether the default stays the variable's value: `${NAME:=x}`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +60,14 @@ class Command:
     """One simple command after expansion; ``words`` keeps the place of our variable as the word ``OURS``.
 
     ``ours`` tells of every expansion of our variable in it, ``positional`` of every `$@` (``joined`` for a
-    quoted `$*`, which makes one word of all, and for `$@` glued to other text).
+    quoted `$*`, which makes one word of all, and for `$@` glued to other text). ``environment`` are the variables
+    that it sets for itself (`A=b program`, `env A=b program`), as `(name, text)`.
     """
 
     words: tuple[str, ...]
     ours: tuple[Reference, ...] = ()
-    positional: tuple[Literal["split", "joined"], ...] = ()
+    positional: tuple[Positional, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +79,16 @@ class Script:
         sets_ours: the script sets or unsets our variable itself.
         moves_positional: `$@` is not what the container passes (shift, set, a function's own arguments), or
             further arguments would change what the script does (`$#`, a `$1` that is not given).
+        environment: the variables that it sets for what follows, as `(name, text)`, None for one that it unsets.
+        needs_ours: it stops at variables that are not set (`set -u`), and ours has no default in it.
     """
 
     commands: tuple[Command, ...]
     in_here_document: bool = False
     sets_ours: bool = False
     moves_positional: bool = False
+    environment: tuple[tuple[str, str | None], ...] = ()
+    needs_ours: bool = False
 
 
 class TooLongError(ValueError):
@@ -101,9 +122,10 @@ def _read(
         raise TooLongError
     scanner = _Scanner(text, variable)
     raw = scanner.run()
-    assigned = _assigned(raw)
-    known = env.without(assigned)
+    assigned = _assigned(raw) | _filled(raw, env)
+    known = env.without({*assigned, *env.values} if any(map(_assigns_anything, raw)) else assigned)
     commands: list[Command] = []
+    environment: list[tuple[str, str | None]] = []
     sets_ours = variable in assigned
     moves = scanner.defines_function or any(_moves_positional(words, len(positional)) for words in raw)
     for words in raw:
@@ -113,11 +135,31 @@ def _read(
             inner = _Expansion(positional, known, variable, budget).source(words[_skip(words, "eval") :])
             evaluated = _read(inner, positional, known, variable, depth + 1, budget)
             commands.extend(evaluated.commands)
+            environment.extend(evaluated.environment)
             sets_ours = sets_ours or evaluated.sets_ours
             moves = moves or evaluated.moves_positional
         elif expanded:
-            commands.append(Command(expanded, tuple(expansion.ours), tuple(expansion.positional_seen)))
-    return Script(tuple(commands), scanner.in_here_document, sets_ours, moves)
+            own = () if expanded[0] in _ASSIGNS else tuple(_written(words))
+            commands.append(Command(expanded, tuple(expansion.ours), tuple(expansion.positional_seen), own))
+        if not expanded or expanded[0] in _ASSIGNS:
+            environment.extend(_written(words))
+        if expanded and expanded[0] == "unset":
+            environment.extend((name, None) for name in expanded[1:])
+    bare = any(piece.text == variable and piece.default is None for piece in _variables(raw))
+    needs = bare and any(map(_stops_at_unset, raw))
+    return Script(tuple(commands), scanner.in_here_document, sets_ours, moves, tuple(environment), needs)
+
+
+def _written(words: Sequence[Sequence[Piece]]) -> Iterator[tuple[str, str]]:
+    """Return what assignments among the words of a command assign, with `${NAME}` for what refers to a variable.
+
+    `A+=b` is read as `A=${A}b`: what was there stays.
+    """
+    for word in words:
+        text = "".join(piece.text if piece.kind == "text" else f"${{{piece.text}}}" for piece in word)
+        if match := _ASSIGNMENT.match(text):
+            before = f"${{{match[1]}}}" if match[0].endswith("+=") else ""
+            yield match[1], before + text[match.end() :]
 
 
 def _skip(words: Sequence[Sequence[Piece]], name: str) -> int:
@@ -129,18 +171,44 @@ def _skip(words: Sequence[Sequence[Piece]], name: str) -> int:
 
 def _moves_positional(words: Sequence[Sequence[Piece]], given: int) -> bool:
     """Whether a command changes `$@`, or reads an argument (or their number) that only ours would add."""
-    for word in words:
-        for piece in word:
-            later = piece.kind == "positional" and piece.text.isdigit() and int(piece.text) > given
-            if later or (piece.kind == "unknown" and piece.text == "#"):
-                return True
+    pieces = [piece for word in words for piece in word]
+    if any(_reads_later(piece, given) for piece in pieces):
+        return True
     texts = [word[0].text if len(word) == 1 else "" for word in words]
+    start = next((number for number, text in enumerate(texts) if text not in _RESERVED), len(texts))
+    if texts[start : start + 1] in (["for"], ["select"], ["getopts"]):
+        unsaid = len(texts) - start == (3 if texts[start] == "getopts" else 2)
+        return unsaid or any(one.kind == "positional" and one.text in "@*" for one in pieces)
     for number, text in enumerate(texts):
         if text in ("shift", "function"):
             return True
         if text == "set":
-            return any(not one.startswith(("-", "+")) or one == "--" for one in texts[number + 1 :])
+            return _sets_positional(texts[number + 1 :])
     return False
+
+
+def _reads_later(piece: Piece, given: int) -> bool:
+    """Whether an expansion is another once there are more than ``given`` arguments: `$3`, `${1:-x}`, `$#`, `${@:2}`."""
+    number = re.match(r"\d+", piece.text) if piece.kind in ("positional", "unknown") else None
+    if number is not None:
+        return int(number[0]) > given
+    return piece.kind == "unknown" and re.match(r"#$|#?[@*]", piece.text) is not None
+
+
+def _sets_positional(words: Sequence[str]) -> bool:
+    """Whether the arguments of `set` contain more than options: `set -euo pipefail` does not."""
+    words = list(words)
+    while words and words[0][:1] in ("-", "+") and words[0] not in ("-", "--"):
+        words = words[2:] if words[0].endswith("o") else words[1:]
+    return bool(words)
+
+
+def _stops_at_unset(words: Sequence[Sequence[Piece]]) -> bool:
+    """Whether a command is `set -u`, `set -euo pipefail` or `set -o nounset`."""
+    texts = [word[0].text if len(word) == 1 else "" for word in words]
+    if texts[:1] != ["set"]:
+        return False
+    return "nounset" in texts or any(re.fullmatch(r"-[A-Za-z]*u[A-Za-z]*", text) for text in texts)
 
 
 def _strip_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -150,19 +218,59 @@ def _strip_reserved(words: tuple[str, ...]) -> tuple[str, ...]:
     return words[start:]
 
 
-def _assigned(commands: Sequence[Sequence[Sequence[Piece]]]) -> set[str]:
+def _assigned(commands: Sequence[Sequence[Sequence[Piece]]], depth: int = 0) -> set[str]:
     """Names that the script itself sets: what the container's environment says about them does not hold."""
     names: set[str] = set()
     for words in commands:
         declares = False
-        for word in words:
-            text = word[0].text if word and word[0].kind == "text" else ""
+        texts = [word[0].text if word and word[0].kind == "text" else "" for word in words]
+        if "eval" in texts and depth < _MAX_EVAL_DEPTH:
+            inner = " ".join("".join(p.text if p.kind == "text" else HOLE for p in word) for word in words)
+            names |= _assigned(_Scanner(inner.partition("eval ")[2], "").run(), depth + 1)
+        for text in texts:
             if match := _ASSIGNMENT.match(text):
                 names.add(match[1])
             elif declares and _NAME.fullmatch(text):
                 names.add(text)
             declares = declares or text in _DECLARES
+        if texts[:2] == ["printf", "-v"]:
+            names.update(texts[2:3])
+        computed = texts[1:] if texts[:1] == ["let"] else ["".join(texts[:2])]
+        names.update(match[1] or match[2] for text in computed if (match := _COMPUTED.match(text)))
     return names
+
+
+def _variables(commands: Sequence[Sequence[Sequence[Piece]]]) -> Iterator[Piece]:
+    """Return the variables that some commands read."""
+    return (piece for words in commands for word in words for piece in word if piece.kind == "variable")
+
+
+def _filled(commands: Sequence[Sequence[Sequence[Piece]]], env: Environment) -> set[str]:
+    """Names that `${NAME:=default}` sets, because the container gives them an empty value."""
+    return {piece.text for piece in _variables(commands) if piece.assigns and env.values.get(piece.text) == ""}
+
+
+def _assigns_anything(words: Sequence[Sequence[Piece]]) -> bool:
+    """Whether a command sets names that cannot be seen: `export $(cat file)`, `export "$line"`, `. file`, `eval $(x)`.
+
+    A virtual environment's `activate` is known to leave an engine's variables alone.
+    """
+    texts = [word[0].text if len(word) == 1 and word[0].kind == "text" else "" for word in words]
+    start = next((number for number, text in enumerate(texts) if text not in _RESERVED), len(texts))
+    name, rest = "".join(texts[start : start + 1]), words[start + 1 :]
+    if name in ("source", "."):
+        return not any(word[-1].text.rpartition("/")[2] == "activate" for word in rest[:1])
+    if name == "eval":
+        return any(
+            [piece.kind for piece in word if piece.text or piece.kind != "text"][:1] == ["unknown"] for word in rest[:1]
+        )
+    return name in _ASSIGNS and any(_names_unseen(word) for word in rest)
+
+
+def _names_unseen(word: Sequence[Piece]) -> bool:
+    """Whether what stands in front of a word's first `=` is not all text."""
+    before = itertools.takewhile(lambda piece: not (piece.kind == "text" and "=" in piece.text), word)
+    return any(piece.kind != "text" for piece in before)
 
 
 @dataclasses.dataclass
@@ -174,7 +282,7 @@ class _Expansion:
     variable: str
     budget: _Budget
     ours: list[Reference] = dataclasses.field(default_factory=list)
-    positional_seen: list[Literal["split", "joined"]] = dataclasses.field(default_factory=list)
+    positional_seen: list[Positional] = dataclasses.field(default_factory=list)
 
     def words(self, raw: Sequence[Sequence[Piece]]) -> tuple[str, ...]:
         out: list[str] = []
@@ -202,8 +310,10 @@ class _Expansion:
         if piece.kind == "variable":
             if piece.text in self.env.values:
                 value = self.env.values[piece.text]
-                return piece.default if value == "" and piece.default is not None else value
-            return None if self.env.open else piece.default
+                value = piece.default if value == "" and piece.replaces_empty else value
+            else:
+                value = None if self.env.open else piece.default
+            return None if value == HOLE else value
         if piece.kind == "positional" and piece.text.isdigit() and 0 < int(piece.text) <= len(self.given):
             return self.given[int(piece.text) - 1]
         return None
@@ -222,14 +332,15 @@ class _Expansion:
             if piece.kind == "positional" and piece.text in "@*":
                 joined = piece.text == "*" and piece.quoting == "double"
                 alone = all(one is piece or (one.kind == "text" and not one.text) for one in pieces)
-                self.positional_seen.append("split" if alone and not joined else "joined")
+                split: Positional = "split" if piece.quoting == "double" else "bare"
+                self.positional_seen.append(split if alone and not joined else "joined")
                 self.budget.spend(sum(len(word) + 1 for word in self.given))
                 parts = [" ".join(self.given)] if joined and self.given else list(self.given)
             else:
                 value = self._value(piece)
                 self.budget.spend(len(value or ""))
                 if value is None:
-                    parts = [HOLE if piece.quoting == "double" else SPILL]
+                    parts = [HOLE if piece.quoting == "double" and not _many(piece) else SPILL]
                 elif piece.quoting == "double":
                     current = (current or "") + value
                     continue
@@ -244,6 +355,11 @@ class _Expansion:
         if current is not None:
             fields.append(current)
         return fields
+
+
+def _many(piece: Piece) -> bool:
+    """Whether a piece makes several words even in double quotes: `${LIST[@]}`, `${@:2}`."""
+    return piece.kind == "unknown" and (piece.text.startswith("@") or "[@]" in piece.text)
 
 
 class _Scanner:
@@ -433,9 +549,10 @@ def _braced(inside: str, quoting: Quoting) -> Piece:
     rest = inside[match.end() :]
     if not rest:
         return Piece("variable", match[0], quoting)
-    default = re.fullmatch(r":?-([^$`'\"\\]*)", rest)
+    default = re.fullmatch(r"(:?)[-=](.*)", rest, re.DOTALL)
     if default is not None:
-        return Piece("variable", match[0], quoting, default[1])
-    if rest[0] in ":-=?" and rest[1:2] != "+" and not re.match(r":\s*\d", rest):
+        text = HOLE if re.search(r"[$`'\"\\]", default[2]) else default[2]
+        return Piece("variable", match[0], quoting, text, bool(default[1]), rest[0] == "=" or rest[:2] == ":=")
+    if re.match(r":?\?", rest):
         return Piece("variable", match[0], quoting)
     return Piece("unknown", inside, quoting)

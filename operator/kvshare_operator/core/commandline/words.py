@@ -23,7 +23,7 @@ MOST_CHARACTERS: Final = 64 * 1024
 """Longer texts are not read: a variable of variables of variables can grow without end, and no engine needs it."""
 MOST_WORDS: Final = 4096
 
-_REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
+_REFERENCE: Final = re.compile(r"\$(\$|\(([^)]{0,1024})\))")
 _NAME: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_\w+)?$")
 
@@ -33,30 +33,60 @@ class Environment:
     """What is known about a container's variables.
 
     ``values`` holds the known ones; a name mapped to None is set, to something unknown. ``open`` tells that
-    other variables may exist as well (envFrom).
+    other variables may exist as well (envFrom). ``plain`` are unknown ones that mean nothing to a shell: addresses,
+    names, numbers.
     """
 
     values: Mapping[str, str | None]
     open: bool = False
+    plain: frozenset[str] = frozenset()
 
     def without(self, names: Iterable[str]) -> Environment:
         """Return the same environment with ``names`` set to something unknown."""
-        return Environment({**self.values, **dict.fromkeys(names)}, self.open)
+        return dataclasses.replace(self, values={**self.values, **dict.fromkeys(names)})
 
 
 def environment(container: Mapping[str, Any]) -> Environment:
     """Read ``env`` and ``envFrom`` of a container; each value may refer to the entries before it."""
     values: dict[str, str | None] = {}
+    plain: set[str] = set()
     is_open = bool(container.get("envFrom"))
     for entry in container.get("env") or []:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             continue
         if entry.get("valueFrom") is not None:
             values[entry["name"]] = None
+            if _is_plain(entry["valueFrom"]):
+                plain.add(entry["name"])
             continue
+        plain.discard(entry["name"])
         text = expand(str(entry.get("value") or ""), Environment(values, is_open))
         values[entry["name"]] = None if HOLE in text else text
-    return Environment(values, is_open)
+    return Environment(values, is_open, frozenset(plain))
+
+
+def _is_plain(source: Any) -> bool:
+    """Whether a `valueFrom` is a fact about the pod in letters, digits, dots, colons and the like."""
+    if not isinstance(source, Mapping):
+        return False
+    field = source.get("fieldRef")
+    return "resourceFieldRef" in source or (
+        isinstance(field, Mapping) and not str(field.get("fieldPath", "")).startswith("metadata.annotations")
+    )
+
+
+def unseen(container: Mapping[str, Any], env: Environment) -> str | None:
+    """Return a `$(VAR)` of a container's command line that may stand for any text; None when there is none."""
+    for word in (*(container.get("command") or []), *(container.get("args") or [])):
+        holes, reference = expand(str(word), env).count(HOLE), ""
+        for reference, name in ((match[0], match[2] or "") for match in _REFERENCE.finditer(str(word))):
+            if env.values.get(name) is None and HOLE in expand(reference, env):
+                if name not in env.plain and (name in env.values or not _SERVICE.search(name)):
+                    return reference
+                holes -= 1
+        if holes > 0:  # the word grows too long
+            return reference
+    return None
 
 
 def expand(text: str, env: Environment) -> str:

@@ -44,13 +44,16 @@ def composed(
     ``mode`` is the pool's `connector.onExistingConnector`. Raises ConflictError when it cannot be done.
     """
     seen = reading.arguments.get(FLAG)
-    if mode == "Refuse" or not seen.present:
+    dotted = {flag.path: flag.value for flag in reading.arguments.dotted if flag.option == FLAG}
+    foreign = dotted.get("kv_connector", config.CONNECTOR_CLASS) != config.CONNECTOR_CLASS
+    if mode == "Refuse" or not (seen.present or foreign):
         return None
     name = str(container.get("name", ""))
-    if any(flag.option == FLAG for flag in reading.arguments.dotted):
-        _refuse(name, " as JSON and with dotted flags; write all of it as one JSON value")
     if reading.script:
         _refuse(name, " in a shell script, which tears JSON; start vLLM from command and args without a shell")
+    if dotted:
+        also = "as JSON and " if seen.present else ""
+        _refuse(name, f" {also}with dotted flags; write all of it as one JSON value")
     found = _find(container)
     if found is None or seen.text is None or "$(" in found.text or "$$" in found.text or found.text != seen.text:
         _refuse(name, " with a value that cannot be read from command or args; write the JSON value there, in one word")
@@ -83,7 +86,7 @@ def _find(container: Mapping[str, Any]) -> Replacement | None:
 def _parse(name: str, text: str) -> Json:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         _refuse(name, " with a value that is not JSON; correct it")
     if not isinstance(value, dict) or not isinstance(value.get("kv_connector"), str):
         _refuse(name, " without a kv_connector; correct or remove it")

@@ -8,7 +8,7 @@ What cannot be seen is said as a warning; only the tensor-parallel size must be 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvshare_layout import heads
@@ -84,9 +84,28 @@ def check(
     _pipeline(arguments, pool)
     _context(name, arguments)
     _cache(name, arguments, pool)
-    warnings.extend(_seed(name, container))
-    warnings.extend(_unseen(arguments))
+    warnings.extend(_seed(name, container, reading))
+    warnings.extend(_unseen(arguments, pool))
+    if reading.needs_variable:
+        warnings.append(
+            f"the script stops at variables that are not set (set -u), and {names.ARGS_VARIABLE} is set in injected "
+            f"pods only: write ${{{names.ARGS_VARIABLE}:-}}, so that the engine starts without KVShare as well"
+        )
     return tp, tuple(warnings)
+
+
+def python_path(container: Mapping[str, Any], reading: Reading) -> None:
+    """Raise ConflictError when the command line itself hides the folder in which the connector's code is delivered."""
+    if reading.loses("PYTHONPATH", names.PAYLOAD_PATH):
+        raise ConflictError(
+            refusal(
+                "EnvConflict",
+                container=str(container.get("name", "")),
+                variable="PYTHONPATH",
+                problem=" on its command line or in its script, without the value that it had (in a script: "
+                "PYTHONPATH=/app:$PYTHONPATH)",
+            )
+        )
 
 
 def _nodes(name: str, arguments: Arguments) -> None:
@@ -126,7 +145,7 @@ def _connector(name: str, arguments: Arguments, ours: tuple[str, ...], taken_in:
 def _connector_name(text: str | None) -> str:
     try:
         found = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return str(found.get("kv_connector", "")) if isinstance(found, dict) else ""
 
@@ -206,9 +225,10 @@ def _in_file(arguments: Arguments, seen: Seen) -> bool:
     return not seen.present and arguments.get("--config").present
 
 
-def _seed(name: str, container: Mapping[str, Any]) -> list[str]:
+def _seed(name: str, container: Mapping[str, Any], reading: Reading) -> list[str]:
     warnings = []
-    for entry in container.get("env") or []:
+    own = [{"name": variable, "value": text} for variable, text in reading.environment if text is not None]
+    for entry in [*(container.get("env") or []), *own]:
         if entry.get("name") == "VLLM_PP_LAYER_PARTITION":
             warnings.append("VLLM_PP_LAYER_PARTITION is set: this member may be isolated")
         if entry.get("name") != "PYTHONHASHSEED":
@@ -222,15 +242,20 @@ def _seed(name: str, container: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _unseen(arguments: Arguments) -> list[str]:
+def _unseen(arguments: Arguments, pool: PoolView) -> list[str]:
     """Say what could not be compared; the member's fingerprint catches a difference later."""
-    labels: dict[str, Callable[[Arguments], bool]] = {
-        "model": lambda a: a.get("--model").unknown is not None,
-        "pipeline-parallel size": lambda a: a.get("--pipeline-parallel-size").unknown is not None,
-        "block size": lambda a: a.get("--block-size").unknown is not None,
-        "KV connector": lambda a: a.get("--kv-transfer-config").unknown is not None,
+    compared = {
+        "--model": "model",
+        "--revision": "revision" if pool.spec.model.revision is not None else "",
+        "--pipeline-parallel-size": "pipeline-parallel size",
+        "--decode-context-parallel-size": "decode-context-parallel size",
+        "--prefill-context-parallel-size": "prefill-context-parallel size",
+        "--block-size": "block size",
+        "--kv-cache-dtype": "KV-cache dtype" if pool.spec.cache.dtype is not None else "",
+        "--prefix-caching-hash-algo": "prefix hash",
+        "--kv-transfer-config": "KV connector",
     }
-    unseen = [label for label, cannot in labels.items() if cannot(arguments)]
     if arguments.get("--config").present:
         return ["a --config file is used: what it sets could not be compared with the pool"]
+    unseen = [label for flag, label in compared.items() if label and arguments.get(flag).unknown is not None]
     return [f"could not be read and was not compared with the pool: {', '.join(unseen)}"] if unseen else []

@@ -24,6 +24,8 @@ from kvshare_operator.core.server_version import image_volume_problem
 _PAYLOAD_RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
 _PAYLOAD_SIZE_LIMIT: Final = "64Mi"
 _TOKEN_SECONDS: Final = 3600
+_READ_ONLY: Final = frozenset({"configMap", "secret", "downwardAPI", "projected", "image"})
+"""Sources that are mounted read-only whatever volume and mount say: no folder for ours can be made below them."""
 
 Json = dict[str, Any]
 
@@ -55,12 +57,12 @@ def _add_image_volume(pod: Json, container: Json, pool: PoolView, settings: Inje
         "subPath": names.PAYLOAD_IMAGE_PATH,
         "readOnly": True,
     }
-    _add_mount(container, mount)
+    _add_mount(pod, container, mount)
 
 
 def _add_init_container(pod: Json, container: Json, pool: PoolView, settings: InjectionSettings) -> None:
     _add_volume(pod, {"name": names.PAYLOAD_VOLUME, "emptyDir": {"sizeLimit": _PAYLOAD_SIZE_LIMIT}})
-    _add_mount(container, {"name": names.PAYLOAD_VOLUME, "mountPath": names.PAYLOAD_PATH, "readOnly": True})
+    _add_mount(pod, container, {"name": names.PAYLOAD_VOLUME, "mountPath": names.PAYLOAD_PATH, "readOnly": True})
     spec = pod["spec"]
     security: Json = {
         "allowPrivilegeEscalation": False,
@@ -92,9 +94,12 @@ def _add_init_container(pod: Json, container: Json, pool: PoolView, settings: In
 
 
 def _add_python_path(container: Json, opt_in: OptIn) -> list[str]:
-    """Put our folder first on PYTHONPATH, in front of the user's own value or the one of the image."""
+    """Put our folder first on PYTHONPATH, in front of the user's own value or the one of the image.
+
+    Of several entries the last one counts, as for the kubelet.
+    """
     name = str(container.get("name"))
-    for entry in container.get("env") or []:
+    for entry in reversed(container.get("env") or []):
         if entry.get("name") != "PYTHONPATH":
             continue
         if entry.get("valueFrom") is not None:
@@ -125,7 +130,7 @@ def add_report_access(pod: Json, container: Json, settings: InjectionSettings) -
         {"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": annotation}]}},
     ]
     _add_volume(pod, {"name": names.REPORT_VOLUME, "projected": {"sources": sources}})
-    _add_mount(container, {"name": names.REPORT_VOLUME, "mountPath": names.REPORT_PATH, "readOnly": True})
+    _add_mount(pod, container, {"name": names.REPORT_VOLUME, "mountPath": names.REPORT_PATH, "readOnly": True})
 
 
 def add_rdma(container: Json, pool: PoolView) -> None:
@@ -133,7 +138,7 @@ def add_rdma(container: Json, pool: PoolView) -> None:
     rdma = pool.spec.store.rdma
     if rdma is None:
         return
-    resources = container.setdefault("resources", {})
+    resources = container["resources"] = dict(container.get("resources") or {})
     kinds = ("limits", "requests")
     # A pod's own number wins; the API server wants both to be the same.
     own = next((v for kind in kinds if (v := (resources.get(kind) or {}).get(rdma.resource_name)) is not None), None)
@@ -141,8 +146,8 @@ def add_rdma(container: Json, pool: PoolView) -> None:
         amounts = resources[kind] = dict(resources.get(kind) or {})
         amounts.setdefault(rdma.resource_name, str(rdma.resource_count) if own is None else own)
     if rdma.ipc_lock == "Enabled":
-        security = container.setdefault("securityContext", {})
-        capabilities = security.setdefault("capabilities", {})
+        security = container["securityContext"] = dict(container.get("securityContext") or {})
+        capabilities = security["capabilities"] = dict(security.get("capabilities") or {})
         added = capabilities.get("add") or []
         if "IPC_LOCK" not in added:
             capabilities["add"] = [*added, "IPC_LOCK"]
@@ -150,8 +155,9 @@ def add_rdma(container: Json, pool: PoolView) -> None:
 
 def add_variable(container: Json, value: str) -> None:
     """Set our variable for scripts. Raises ConflictError when the user gave it another value."""
-    for entry in container.get("env") or []:
-        if entry.get("name") == names.ARGS_VARIABLE:
+    present = [entry for entry in container.get("env") or [] if entry.get("name") == names.ARGS_VARIABLE]
+    if present:
+        for entry in present:
             if entry.get("valueFrom") is not None or str(entry.get("value") or "") != value:
                 problem = ", which KVShare fills"
                 raise ConflictError(
@@ -162,7 +168,7 @@ def add_variable(container: Json, value: str) -> None:
                         problem=problem,
                     )
                 )
-            return
+        return
     _add_env(container, names.ARGS_VARIABLE, value)
 
 
@@ -191,7 +197,8 @@ def _add_volume(pod: Json, volume: Json) -> None:
     pod["spec"]["volumes"] = [*present, volume]
 
 
-def _add_mount(container: Json, mount: Json) -> None:
+def _add_mount(pod: Json, container: Json, mount: Json) -> None:
+    read_only = {one.get("name") for one in pod["spec"].get("volumes") or [] if _is_read_only(one)}
     present = container.get("volumeMounts") or []
     ours = _real(mount["mountPath"])
     for one in present:
@@ -199,7 +206,8 @@ def _add_mount(container: Json, mount: Json) -> None:
             return
         theirs = _real(str(one.get("mountPath", "")))
         covered = theirs != "/" and ours.startswith(f"{theirs}/")
-        hidden = covered and (one.get("subPath") or one.get("subPathExpr") or one.get("readOnly"))
+        fixed = one.get("readOnly") or one.get("name") in read_only
+        hidden = covered and (one.get("subPath") or one.get("subPathExpr") or fixed)
         if theirs == ours or theirs.startswith(f"{ours}/") or hidden:
             problem = (
                 f"container {container.get('name')!r} mounts volume {one.get('name')!r} at "
@@ -207,6 +215,12 @@ def _add_mount(container: Json, mount: Json) -> None:
             )
             raise ConflictError(refusal("VolumeConflict", problem=problem))
     container["volumeMounts"] = [*present, mount]
+
+
+def _is_read_only(volume: Json) -> bool:
+    """Whether a volume is read-only by itself, such as a claim with `readOnly: true`."""
+    sources = [source for source in volume.values() if isinstance(source, dict)]
+    return not _READ_ONLY.isdisjoint(volume) or any(source.get("readOnly") for source in sources)
 
 
 def _real(path: str) -> str:

@@ -68,6 +68,8 @@ def _inject(
     result: Json = copy.deepcopy(dict(pod))
     container: Json = result["spec"]["containers"][number]
     reading = read_container(container, opening)
+    if pool.spec.connector.source != "Image" and isinstance(reading, Reading):
+        conflicts.python_path(container, reading)
     if opt_in.group_worker and (isinstance(reading, Refusal) or not reading.serves):
         return _worker(result, container, pool, opt_in, settings)
     if isinstance(reading, Refusal):

@@ -17,6 +17,8 @@ from kvshare_operator.core.pool.groups import is_worker
 
 ROLES: Final = ("prefill", "decode", "both")
 _DEVICES: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}([,/][A-Za-z0-9][A-Za-z0-9_.-]{0,63}){0,127}")
+_SIZE: Final = re.compile(r"0{0,4}[1-9][0-9]{0,3}")
+_MOST_RANKS: Final = 1024
 _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
@@ -53,7 +55,7 @@ def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
         return refusal("RoleInvalid", given=role)
     size: int | None = None
     if (text := annotations.get(names.TENSOR_PARALLEL_SIZE)) is not None:
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1024:
+        if _SIZE.fullmatch(text) is None or int(text) > _MOST_RANKS:
             expected = "a whole number from 1 to 1024"
             return refusal("AnnotationInvalid", annotation=names.TENSOR_PARALLEL_SIZE, given=text, expected=expected)
         size = int(text)

@@ -9,10 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal
+
+_NAME_LENGTH: Final = 253
+_MESSAGE_LENGTH: Final = 1024
+"""Refusals quote what the pod says; a pod whose annotations pass 256 KiB together would be denied for ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +51,19 @@ class Record:
 
 def of_refusal(pool: str, refused: Refusal) -> Record:
     """Return the record of a pod that was left as it was."""
-    return Record(pool=pool, reason=refused.code, message=f"{refused.message} {refused.remedy}")
+    message = f"{refused.message} {refused.remedy}"
+    return Record(pool=_cut(pool, _NAME_LENGTH), reason=refused.code, message=_cut(message, _MESSAGE_LENGTH))
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def read_record(annotations: Mapping[str, Any]) -> Record | None:
     """Read the record of a pod; None when there is none, or none that can be read."""
     try:
         raw = json.loads(str(annotations[names.INJECTED]))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return None
     if not isinstance(raw, dict) or not isinstance(raw.get("pool"), str):
         return None

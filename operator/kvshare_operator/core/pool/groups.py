@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ LWS_WORKER: Final = f"{_LWS}/worker-index"
 LWS_SIZE: Final = f"{_LWS}/size"
 RAY_CLUSTER: Final = "ray.io/cluster"
 RAY_NODE_TYPE: Final = "ray.io/node-type"
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +51,28 @@ def read_group(metadata: Mapping[str, Any]) -> Group | None:
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if name := labels.get(LWS_NAME):
         size = str(annotations.get(LWS_SIZE, ""))
-        leader = labels.get(LWS_WORKER, "0") == "0"
+        leader = not is_worker(labels)
         number = str(labels.get(LWS_GROUP, ""))
-        return Group("leaderworkerset", str(name), number, int(size) if size.isdigit() else None, leader)
+        return Group("leaderworkerset", str(name), number, whole_number(size), leader)
     if name := labels.get(RAY_CLUSTER):
         return Group("raycluster", str(name), "", None, labels.get(RAY_NODE_TYPE) != "worker")
     return None
 
 
+def whole_number(text: str) -> int | None:
+    """Read a number that somebody may have written by hand; None for anything else, however it looks."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
 def is_worker(labels: Mapping[str, Any]) -> bool:
-    """Whether labels say that a pod is a group's worker, which starts no server of its own."""
-    return labels.get(LWS_WORKER, "0") != "0" or labels.get(RAY_NODE_TYPE) == "worker"
+    """Whether labels say that a pod is a group's worker, which starts no server of its own.
+
+    LeaderWorkerSet numbers its leaders in their template, and its workers by a webhook of its own, which may be called
+    after ours: a pod of a set without a number is a worker.
+    """
+    if labels.get(RAY_NODE_TYPE) == "worker":
+        return True
+    return bool(labels.get(LWS_WORKER, "" if labels.get(LWS_NAME) else "0") != "0")
 
 
 def restart_selector(kind: str) -> str | None:

@@ -17,7 +17,7 @@ from kvshare_layout import config, reports
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import Record, read_record
 from kvshare_operator.core.pool.conditions import reports_of
-from kvshare_operator.core.pool.groups import Group, read_group, restart_selector
+from kvshare_operator.core.pool.groups import Group, read_group, restart_selector, whole_number
 
 _FLAG: Final = re.compile(r"--kv-transfer-config\.kv_connector_extra_config\.([a-z_]+)=(?:s:)?(\S+)")
 _GONE: Final = frozenset({"Succeeded", "Failed"})
@@ -109,7 +109,7 @@ def read_member(pod: Mapping[str, Any]) -> Member | None:
         pool=str(pool),
         owner=Owner(group.kind, group.name) if group else _owner(metadata),
         record=read_record(annotations),
-        store_tp=int(store_tp) if store_tp.isdigit() else None,
+        store_tp=whole_number(store_tp),
         cache_namespace=flags.get("cache_namespace", ""),
         report=_report(status),
         group=group,
@@ -138,7 +138,7 @@ def _json_settings(text: str) -> Iterable[tuple[str, str]]:
             if entry.get("kv_connector") == config.CONNECTOR_CLASS:
                 for key, setting in entry["kv_connector_extra_config"].items():
                     yield str(key), str(setting).removeprefix("s:")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return
 
 
