@@ -1,7 +1,8 @@
-"""`python -m release check | prepare VERSION | version`: behind `make release-check`, `release` and `generate`."""
+"""`python -m release check | prepare VERSION | publish | version`: behind the verbs of the Makefile."""
 
 import argparse
 import datetime
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from release import changelog, chart, crd_compatibility, dependencies, versions, wheel
+from release import changelog, chart, crd_compatibility, dependencies, publish, versions, wheel
 from testbed.prepare.go_programs import program
 
 ROOT = versions.ROOT
@@ -18,15 +19,10 @@ TARGET = ROOT / "build" / "release"
 PREVIOUS = ROOT / "release" / "previous"
 ACCEPTED = ROOT / "release" / "accepted-crd-changes.txt"
 CRD = ROOT / "crds" / "kvshare.dev_kvsharepools.yaml"
-PUBLISH = """
-All checks passed; artefacts are in build/release. To publish (docs/maintainers/release.md says more):
+DONE = """
+All checks passed; artefacts are in build/release. After `make release`, look at `git diff`; then `make publish` runs:
 
-  git commit -am "Release {version}" && git tag -s v{version} -m "KVShare {version}" && git push origin main v{version}
-  for image in operator connector; do
-    docker build -f $image/Dockerfile -t ghcr.io/kvshare/kvshare-$image:{version} .
-    docker push ghcr.io/kvshare/kvshare-$image:{version}
-  done
-  helm push build/release/kvshare-{version}.tgz oci://ghcr.io/kvshare/charts
+{commands}
 """
 
 
@@ -36,12 +32,15 @@ def main(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("check", help="build and check everything that a release consists of")
     verbs.add_parser("prepare", help="set the version, date the changelog, then check").add_argument("version")
+    verbs.add_parser("publish", help="push images, chart and tag of what was prepared")
     verbs.add_parser("version", help="write pyproject.toml's version everywhere").add_argument(
         "--check", action="store_true"
     )
     chosen = parser.parse_args(arguments)
     if chosen.verb == "version":
         return _version(check=chosen.check)
+    if chosen.verb == "publish":
+        return _publish()
     if chosen.verb == "prepare":
         try:
             _prepare(chosen.version)
@@ -93,7 +92,22 @@ def _check() -> int:
         failed = failed or bool(problems)
     if failed:
         return 1
-    print(PUBLISH.format(version=version))
+    print(DONE.format(commands="\n".join(f"  {shlex.join(one)}" for one in publish.commands(version))))
+    return 0
+
+
+def _publish() -> int:
+    version = versions.version()
+    released = changelog.section(changelog.read(ROOT), version) is not None
+    if missing := publish.problems(version, TARGET, released):
+        print("\n".join([*missing, f"make release VERSION={version} first"]), file=sys.stderr)
+        return 2
+    if not publish.run(publish.commands(version), ROOT, print):
+        return 1
+    publish.keep(version, CRD, PREVIOUS, ACCEPTED)
+    if not publish.run(publish.afterwards(version), ROOT, print):
+        return 1
+    print(f"published {version}; attach build/release/* to the release of the tag v{version}")
     return 0
 
 

@@ -63,7 +63,7 @@ def _type(schema: Schema) -> str:
 
 
 def _values(old: Schema, new: Schema, where: str) -> Iterator[str]:
-    if old.get("default") != new.get("default"):
+    if old.get("default") != _known_before(old, new):
         yield f"{where}: default {old.get('default')!r} became {new.get('default')!r}"
     if "enum" in new:
         for value in old.get("enum") or ["any other value"]:
@@ -78,6 +78,19 @@ def _values(old: Schema, new: Schema, where: str) -> Iterator[str]:
     for key in ("pattern", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-int-or-string"):
         if old.get(key) != new.get(key):
             yield f"{where}: {key} {old.get(key)!r} became {new.get(key)!r}"
+
+
+def _known_before(old: Schema, new: Schema) -> Any:
+    """The new default; of an object without the fields that are new and have in it what they default to anyway."""
+    default = new.get("default")
+    if not isinstance(default, dict):
+        return default
+    fields = new.get("properties", {})
+    return {
+        name: value
+        for name, value in default.items()
+        if name in old.get("properties", {}) or fields.get(name, {}).get("default") != value
+    }
 
 
 def _rules(old: Schema, new: Schema, where: str) -> Iterator[str]:

@@ -37,6 +37,9 @@ PLACES = (
     Place("docs/howto/*.md", rf"kvshare-(?:connector|operator):{NUMBER}"),
     Place("docs/howto/*.md", rf"kvshare-{NUMBER}\.tgz"),
     Place("docs/howto/*.md", rf"targetRevision: v{NUMBER}"),
+    Place("tests/chart/testdata/default.yaml", rf"kvshare-(?:connector|operator):{NUMBER}$"),
+    Place("tests/chart/testdata/default.yaml", rf"^ +app\.kubernetes\.io/version: {NUMBER}$"),
+    Place("tests/chart/testdata/default.yaml", rf"^ +helm\.sh/chart: kvshare-{NUMBER}$"),
 )
 
 
