@@ -29,7 +29,7 @@ from testbed.cluster import Cluster, api_server
 from testbed.ports import free_ports
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = 90) -> None:
     """Wait until something is true; longer than without a chart, whose processes start with rendered settings."""
     operator_processes.until(true, what, seconds)
 
@@ -93,9 +93,13 @@ class Installation:
         """Stop all processes as a kubelet does."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            process.wait(timeout=30)
-        self._processes.clear()
+        try:
+            for process in self._processes.values():
+                process.wait(timeout=30)
+        finally:
+            for process in self._processes.values():
+                process.kill()
+            self._processes.clear()
 
     def log(self, process: str) -> str:
         """What a process wrote."""
@@ -115,7 +119,7 @@ class Installation:
 
     def metric(self, process: str, name: str) -> float:
         """The value of a metric without labels."""
-        with urllib.request.urlopen(f"http://localhost:{self.health[process]}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://localhost:{self.health[process]}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 

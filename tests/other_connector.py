@@ -30,10 +30,11 @@ class OtherMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class OtherConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """See the module; ``hits`` and ``finishing`` are set by the tests."""
+    """See the module; ``hits``, ``finishing`` and ``synchronous`` (loads in the step that needs them) are for tests."""
 
     hits: Mapping[str, int] = {}
     finishing = True
+    synchronous = False
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -41,6 +42,7 @@ class OtherConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._loading: dict[str, list[int]] = {}
         self._asked: set[str] = set()
         self._failed: set[int] = set()
+        self._groups = len(kv_cache_config.kv_cache_groups)
 
     def get_handshake_metadata(self) -> OtherHandshake:
         """Its own."""
@@ -56,7 +58,7 @@ class OtherConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if request.request_id in self._asked:
             return 0, False
         hit = self.hits.get(request.request_id, 0) - num_computed_tokens
-        return (hit, True) if hit > 0 else (0, False)
+        return (hit, not self.synchronous) if hit > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the load."""
@@ -87,7 +89,10 @@ class OtherConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         results = KVConnectorTransferResults()
         if self.finishing:
             results.finished_recving.update(self._loading)
-            self._failed.update(*self._loading.values())
+            if self._groups > 1:  # then vLLM wants to hear of requests, not of blocks
+                results.failed_recving.update(self._loading)
+            else:
+                self._failed.update(*self._loading.values())
             self._loading = {}
         return results
 

@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("kvshare", "make", "kubectl", "helm", "pip", "git", "python3")
+PROGRAMS = ("kvshare", "make", "kubectl", "helm", "pip", "docker", "git", "python3")
 """Words that begin a command; any other first line makes an untagged block output or a file."""
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE

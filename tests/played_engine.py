@@ -21,10 +21,20 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -50,12 +60,14 @@ class World:
         shape: of the model.
         store: the objects.
         texts: every block hash that a request had, with its text and block number.
+        cuts: layers of every stage and number of shards, by kind; set by the engines that share.
     """
 
     config: Any
     shape: Shape
     store: MemoryStore = field(default_factory=MemoryStore)
     texts: dict[bytes, tuple[Text, int]] = field(default_factory=dict)
+    cuts: dict[str, tuple[list[list[int]], int]] = field(default_factory=dict)
 
     def check_store(self) -> int:
         """Compare every stored object of a shared namespace with the bytes that its block must have.
@@ -63,33 +75,29 @@ class World:
         Returns:
             the number of objects compared.
         """
-        shape, compared = self.shape, 0
+        compared = 0
         for key in self.store.keys:
             if key.endswith("/manifest") or "/i-" in key:
                 continue
-            _, block_hash, _, shard, stage = keys.parse_object_key(key)
+            _, block_hash, kind, shard, stage = keys.parse_object_key(key)
             text, number = self.texts[block_hash]
             data = self.store.contents.objects[key]
-            layers, shards = self.cut_of(key)
-            heads = shape.kv_heads // shards
-            expected = b"".join(
-                text.cells(
-                    number * shape.block_tokens, (number + 1) * shape.block_tokens, layer,
-                    range(shard * heads, (shard + 1) * heads), shape.cell,
-                ).tobytes()
-                for layer in layers[stage]
-            )  # fmt: skip
+            layers, shards = self.cuts[kind]
+            expected = b"".join(self.block(kind, text, number, layer, (shard, shards)) for layer in layers[stage])
             if data != expected:
                 raise WrongBytesError(f"object {key} of block {number} is not what its tokens give")
             compared += 1
         return compared
 
+    def block(self, kind: str, text: Text, number: int, layer: int, part: tuple[int, int]) -> bytes:
+        """Bytes of one layer in an object of a kind; ``part`` is the shard and how many there are."""
+        tokens, heads = self.shape.block_tokens, self.shape.kv_heads // part[1]
+        mine = range(part[0] * heads, (part[0] + 1) * heads)
+        return text.cells(number * tokens, (number + 1) * tokens, layer, mine, self.shape.cell).tobytes()
+
     def number(self, key: str) -> int:
         """Block number of an object in its text; -1 for other keys."""
-        return -1 if "kfull" not in key else self.texts[keys.parse_object_key(key)[1]][1]
-
-    #: Layers of every stage, and number of shards, by key; set by ``Engine``.
-    cut_of: Callable[[str], tuple[list[list[int]], int]] = lambda _: ([], 1)
+        return -1 if "/k" not in key else self.texts[keys.parse_object_key(key)[1]][1]
 
 
 def ours_in(connector: Any) -> product.KVShareConnector:
@@ -112,21 +120,33 @@ class Rank:
         per_rank = shape.kv_heads // ranges
         first = (tp_rank * ranges // tp) * per_rank
         self.heads = range(first, first + per_rank)
-        self.storage, views = physical_caches(
-            engine.layout, len(self.layers), engine.blocks, per_rank, shape.block_tokens, shape.cell
-        )
-        self.caches = dict(zip(self.layers, views, strict=True))
+        mine = engine.cache_config(self.layers, per_rank)
+        named = self.allocate(mine)
         config = copy.copy(engine.config)
         config.parallel_config = copy.copy(parallel)
         config.parallel_config.rank = rank
-        config.compilation_config = SimpleNamespace(
-            static_forward_context={_name(i): SimpleNamespace(get_attn_backend=lambda: Backend) for i in self.layers}
-        )
-        self.whole = KVConnectorFactory.create_connector(
-            config, KVConnectorRole.WORKER, engine.cache_config(self.layers, per_rank)
-        )
+        config.compilation_config = SimpleNamespace(static_forward_context=self.attention_layers())
+        self.whole = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, mine)
         self.connector = ours_in(self.whole)
-        self.whole.register_kv_caches({_name(i): cache for i, cache in self.caches.items()})
+        self.whole.register_kv_caches(named)
+
+    def allocate(self, config: Any) -> dict[str, torch.Tensor]:
+        """The caches by vLLM's names, as it allocates them.
+
+        The groups share the memory, and a block of it belongs to one of them at a time.
+        """
+        shape, layout, blocks = self.engine.world.shape, self.engine.layout, self.engine.blocks
+        groups = [[_layer(name) for name in group.layer_names] for group in config.kv_cache_groups]
+        self.group_of = {layer: number for number, group in enumerate(groups) for layer in group}
+        self.storage, views = physical_caches(
+            layout, max(map(len, groups)), blocks, len(self.heads), shape.block_tokens, shape.cell
+        )
+        self.caches = {layer: views[place] for group in groups for place, layer in enumerate(group)}
+        return {_name(layer): cache for layer, cache in self.caches.items()}
+
+    def attention_layers(self) -> dict[str, Any]:
+        """The attention layers by vLLM's names."""
+        return {_name(i): SimpleNamespace(get_attn_backend=lambda: Backend) for i in self.layers}
 
     def execute(self, output: Any, work: Sequence["Work"]) -> KVConnectorOutput:
         """One step in the order of vLLM's model runner: check, write, loads, saves, results.
@@ -147,6 +167,7 @@ class Rank:
         out = KVConnectorOutput(
             finished_recving=results.finished_recving,
             finished_sending=results.finished_sending,
+            failed_recving=results.failed_recving,
             invalid_block_ids=self.whole.get_block_ids_with_load_errors(),
             kv_connector_stats=self.whole.get_kv_connector_stats(),
             kv_connector_worker_meta=self.whole.build_connector_worker_meta(),
@@ -160,16 +181,21 @@ class Rank:
         shape = self.engine.world.shape
         for layer, cache in self.caches.items():
             expected = item.text.cells(0, item.end, layer, self.heads, shape.cell)
-            table = torch.tensor(item.table)
+            ids = item.tables[self.group_of[layer]]
+            table = torch.tensor(ids)
             whole = cache[table].transpose(0, 1).reshape(len(self.heads), -1, shape.cell).numpy()
-            if not np.array_equal(whole[:, : item.start], expected[:, : item.start]):
-                wrong = next(p for p in range(item.start) if not np.array_equal(whole[:, p], expected[:, p]))
+            window = shape.window(layer)
+            first = max(0, item.start - window + 1) if window else 0
+            if not np.array_equal(whole[:, first : item.start], expected[:, first : item.start]):
+                wrong = next(p for p in range(first, item.start) if not np.array_equal(whole[:, p], expected[:, p]))
                 raise WrongBytesError(
                     f"rank {self.rank}, layer {layer}, request {item.request_id}: token {wrong} of {item.start} that "
                     "count as computed has other bytes in the cache"
                 )
             for position in range(item.start, item.end):
-                block, token = item.table[position // shape.block_tokens], position % shape.block_tokens
+                block, token = ids[position // shape.block_tokens], position % shape.block_tokens
+                if block == 0:
+                    raise WrongBytesError(f"request {item.request_id}: token {position} has no block in layer {layer}")
                 rejected = 255 if position >= item.wrong_from else 0
                 cache[block, :, token] = torch.from_numpy(expected[:, position] ^ rejected)
 
@@ -180,7 +206,7 @@ class Work:
 
     request_id: str
     text: Text
-    table: list[int]
+    tables: tuple[list[int], ...]
     start: int
     end: int
     sampled: list[int]
@@ -189,6 +215,25 @@ class Work:
 
 def _name(layer: int) -> str:
     return f"model.layers.{layer}.self_attn.attn"
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[2])
+
+
+def _groups(specs: dict[str, Any]) -> list[Any]:
+    """Cache groups as vLLM makes them: the layers of every specification, dealt to groups of as many as the fewest."""
+    layers: dict[Any, list[str]] = {}
+    for name, spec in specs.items():
+        layers.setdefault(spec, []).append(name)
+    size = min(map(len, layers.values()))
+    if max(map(len, layers.values())) < size * 1.5:
+        size = max(map(len, layers.values()))
+    return [
+        KVCacheGroupSpec(names[first :: -(-len(names) // size)], spec)
+        for spec, names in layers.items()
+        for first in range(-(-len(names) // size))
+    ]
 
 
 class Engine:
@@ -208,8 +253,11 @@ class Engine:
         faults: of all store clients of this engine.
         beside: connectors (entries of MultiConnector) before ours; MultiConnector is used when there are any.
         accepts: with speculative decoding, how many of a step's drafts are right.
+        group_order: -1 for cache groups in the opposite order, as another layout or a draft model may give.
         change: changes vLLM's configuration before anything is made of it; its parts are the engine's own copies.
     """
+
+    rank_class: type[Rank] = Rank
 
     def __init__(
         self,
@@ -227,9 +275,11 @@ class Engine:
         faults: Faults | None = None,
         beside: Sequence[dict[str, Any]] = (),
         accepts: Callable[[], int] = lambda: 1,
+        group_order: int = 1,
         change: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.world, self.name, self.layout, self.blocks = world, name, layout, blocks
+        self.group_order = group_order
         self.faults = faults if faults is not None else Faults()
         self.clients: list[MemoryStore] = []
         config = copy.copy(world.config)
@@ -265,14 +315,14 @@ class Engine:
         layers = range(world.shape.layers + world.shape.draft_layers)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
             vllm_config=config,
-            kv_cache_config=self.cache_config(layers, heads),
+            kv_cache_config=generate_scheduler_kv_cache_config([self.cache_config(layers, heads)]),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.shape.block_tokens,
             log_stats=True,
         )
         self.whole: Any = self.scheduler.connector
         self.connector = ours_in(self.whole)
-        self.ranks = [Rank(self, rank) for rank in range(tp * pp)]
+        self.ranks = [self.rank_class(self, rank) for rank in range(tp * pp)]
         handshakes = {(r // tp, r % tp): self.ranks[r].whole.get_handshake_metadata() for r in range(tp * pp)}
         self.whole.set_xfer_handshake_metadata_pp_aware({at: m for at, m in handshakes.items() if m is not None})
         init_none_hash(function)
@@ -294,14 +344,15 @@ class Engine:
         self._wait_for_clients()
         decision = self.side.decision
         if decision is not None and decision.verdict.state == "shared":
-            layers, shards = [list(stage.layers) for stage in decision.stages], decision.store_tp
-            self.world.cut_of = lambda _: (layers, shards)
+            for kind, stages in zip(decision.kinds, decision.stages, strict=True):
+                cut = [list(stage.layers) for stage in stages]
+                self.world.cuts[kind.name_in_keys] = (cut, kind.shards(decision.store_tp))
         return self
 
     def _wait_for_clients(self) -> None:
         """Wait until every thread has opened its client, so that a test's first request finds them."""
         probe = self.side._probe
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while probe is not None and not probe.answers_soon and time.monotonic() < deadline:
             time.sleep(0.001)
 
@@ -318,17 +369,23 @@ class Engine:
     def cache_config(self, layers: Iterable[int], heads: int) -> Any:
         """vLLM's cache configuration of a rank."""
         shape = self.world.shape
-        spec = FullAttentionSpec(
-            block_size=shape.block_tokens, num_kv_heads=heads, head_size=shape.cell // 2, dtype=torch.uint8
-        )
+        size: dict[str, Any] = {
+            "block_size": shape.block_tokens, "num_kv_heads": heads, "head_size": shape.cell // 2, "dtype": torch.uint8,
+        }  # fmt: skip
+        whole = range(shape.layers + shape.draft_layers)
+        specs = {
+            _name(i): SlidingWindowSpec(**size, sliding_window=window) if (window := shape.window(i)) else spec
+            for spec in [FullAttentionSpec(**size)]
+            for i in whole
+        }
+        groups = _groups(specs)[:: self.group_order]
         names = [_name(i) for i in layers]
-        page = spec.page_size_bytes
+        page = specs[_name(0)].page_size_bytes
         tensors = [
             KVCacheTensor(size=page * self.blocks, layers=[n], layer_stride=page, block_stride=page) for n in names
         ]
-        return KVCacheConfig(
-            num_blocks=self.blocks, kv_cache_tensors=tensors, kv_cache_groups=[KVCacheGroupSpec(names, spec)]
-        )
+        mine = [KVCacheGroupSpec([n for n in g.layer_names if n in names], g.kv_cache_spec) for g in groups]
+        return KVCacheConfig(num_blocks=self.blocks, kv_cache_tensors=tensors, kv_cache_groups=mine)
 
     def open_store(self) -> MemoryStore:
         """A client of the shared store for one part of this engine."""
@@ -358,10 +415,11 @@ class Engine:
 
     def step(self) -> bool:
         """One turn of the engine's loop; False when the engine would go to sleep."""
-        if not self.scheduler.has_requests() and not self._queue:
+        # Asked once a turn, as vLLM does: what the connector has left to do may end by the clock.
+        busy, scheduled = self.scheduler.has_requests(), False
+        if not busy and not self._queue:
             return False
-        scheduled = False
-        if self.scheduler.has_requests():
+        if busy:
             output = self.scheduler.schedule()
             scheduled = output.total_num_scheduled_tokens > 0
             self.metadata.append(_ours_of(output.kv_connector_metadata))
@@ -386,8 +444,8 @@ class Engine:
             first_draft = start + count - drafts
             right = first_draft + min(drafts, self._accepts() if drafts else 0)
             sampled = [] if request.is_prefill_chunk or request.pooling_params else text.tokens(right + 1)[first_draft:]
-            table = list(self.work_tables(request_id)[0])
-            work.append(Work(request_id, text, table, start, start + count, sampled, right))
+            tables = tuple(list(table) for table in self.work_tables(request_id))
+            work.append(Work(request_id, text, tables, start, start + count, sampled, right))
             self._computed[request_id] = right
         return work
 
@@ -434,7 +492,7 @@ class Engine:
             for number, block_hash in enumerate(self._requests[item.request_id].block_hashes):
                 self.world.texts.setdefault(bytes(block_hash), (item.text, number))
 
-    def run(self, *, seconds: float = 20.0) -> "Engine":
+    def run(self, *, seconds: float = 40.0) -> "Engine":
         """Step until the engine would sleep, and until the ranks' threads have nothing left to do."""
         deadline = time.monotonic() + seconds
         while self.step() or self.transfers_open:
@@ -442,7 +500,7 @@ class Engine:
                 raise TimeoutError(f"engine {self.name} does not come to rest: {self.describe()}")
         return self
 
-    def step_until(self, reached: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    def step_until(self, reached: Callable[[], bool], *, seconds: float = 30.0) -> None:
         """Step until something is the case, also when the engine itself would sleep."""
         deadline = time.monotonic() + seconds
         while not reached():

@@ -35,6 +35,8 @@ class Shape:
         block_tokens: tokens of a block.
         cell: bytes of one head and one token, K and V together.
         draft_layers: further layers with the same cache behind the hidden ones, of a draft model on the last stage.
+        windows: tokens that each layer attends to, repeated over all layers; 0 for all tokens, as when it is empty.
+        latent: the configuration is that of a model with latents and sparse attention.
     """
 
     layers: int = 4
@@ -42,6 +44,12 @@ class Shape:
     block_tokens: int = 4
     cell: int = 8
     draft_layers: int = 0
+    windows: tuple[int, ...] = ()
+    latent: bool = False
+
+    def window(self, layer: int) -> int:
+        """Tokens that a layer attends to, 0 for all."""
+        return self.windows[layer % len(self.windows)] if self.windows else 0
 
 
 class Text:
@@ -94,6 +102,13 @@ def write_model(folder: Path, shape: Shape) -> Path:
         "num_hidden_layers": shape.layers, "num_attention_heads": 32, "num_key_value_heads": shape.kv_heads,
         "head_dim": 2, "vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "float32",
     }  # fmt: skip
+    if shape.latent:
+        config |= {
+            "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "kv_lora_rank": 6,
+            "qk_rope_head_dim": 2, "qk_nope_head_dim": 2, "v_head_dim": 2, "q_lora_rank": 8, "index_topk": 64,
+            "index_n_heads": 4, "index_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1, "num_key_value_heads": 32,
+        }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     header = b"{}"
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(range(256)))

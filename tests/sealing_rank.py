@@ -4,17 +4,17 @@ import time
 
 import torch
 
-from kvshare_connector.scheduler.loads import LoadPlan
-from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.protocol import ObjectStore
 from kvshare_connector.worker.arena import Arena
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import RankPlan, make_plan
+from kvshare_connector.worker.rank import Rank
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout.kinds import FULL, Kind
 from kvshare_layout.objects import SEAL_BYTES, shared_objects
 from kvshare_layout.stages import stages_of
+from one_kind import load_plan, save_job
 from physical import caches, label
 from poison import POISON
 
@@ -38,7 +38,7 @@ class SealingRank:
         self.arena.cut(self.plan.slot_bytes)
         self.done, self.counts = Completions(), dict[str, float]()
         self.transfers = Transfers(
-            NAMESPACE, self.plan, self.arena, Lane(torch.device("cpu")), lambda: store, self.done, self._count
+            Rank(NAMESPACE, self.plan, self.arena, Lane(torch.device("cpu")), lambda: store, self.done, self._count)
         )
 
     def _count(self, name: str, value: float) -> None:
@@ -46,17 +46,17 @@ class SealingRank:
 
     def save(self, *blocks: int) -> None:
         """Save blocks and wait."""
-        self.transfers.save(SaveJob(1, 0, blocks, tuple(bytes([b]) * 32 for b in blocks), blocks))
+        self.transfers.save(save_job(1, 0, blocks, tuple(bytes([b]) * 32 for b in blocks), blocks))
         self._rest()
 
     def load(self, *blocks: int) -> set[int]:
         """Load blocks and wait; those that are not proven."""
-        self.transfers.load(LoadPlan("r", 1, 0, tuple(bytes([b]) * 32 for b in blocks), blocks))
+        self.transfers.load(load_plan("r", 1, tuple(bytes([b]) * 32 for b in blocks), blocks))
         self._rest()
-        return self.done.drain_loads()[1]
+        return self.done.drain_loads()[2]
 
     def _rest(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while self.transfers.open:
             assert time.monotonic() < deadline
             time.sleep(0.001)

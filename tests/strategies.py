@@ -67,6 +67,7 @@ def engine_facts(tp: int, pp: int, heads: int, layers: int, **changes: object) -
         hash_block_tokens=16,
         hash_algorithm="sha256_cbor",
         hash_reproducible=True,
+        speculates=False,
         draft_drop=False,
         identity=IDENTITY,
         weights_problem="",

@@ -34,6 +34,7 @@ DESTINATIONS = {
     "--dtype": ("dtype", "auto"),
     "--revision": ("revision", None),
     "--prefix-caching-hash-algo": ("prefix_caching_hash_algo", "sha256"),
+    "--nnodes": ("nnodes", 1),
 }
 LINES = 800
 
@@ -111,7 +112,8 @@ def piece(rng: random.Random) -> list[str]:
         ["--speculative-config", '{"num_speculative_tokens": 2}'], ["--lora-modules", "a=b", "c=d"], ["-pcp", "1"],
         ["--cudagraph-capture-sizes", "1", "2", "4"], ["--limit-mm-per-prompt.image", "2"],
         ["--uvicorn-log-level=info"], ["--async-scheduling"], ["--override-generation-config", "{}"],
-        ["--stream-interval", "-1"], ["--seed=-1"],
+        ["--stream-interval", "-1"], ["--seed=-1"], ["-n 2"], ["-O=1 2"], ['--hf-over={"a": 1}'],
+        ['--kv-transfer-config.kv_connector_extra_config={"a": 1}'], ['--kv_transfer={"kv_connector": "X"}'],
     ]  # fmt: skip
     if rng.random() < 0.5:
         return list(rng.choice(others))
@@ -154,6 +156,10 @@ def assert_agree(theirs: argparse.Namespace, ours: flags.Arguments, words: list[
         if isinstance(getattr(theirs, destination), int):
             value = seen.number() if seen.given else default
         assert value == getattr(theirs, destination), f"{option} in {words}"
+    configured = ours.get("--kv-transfer-config")
+    if not in_file and configured.unknown is None:
+        dotted = any(flag.option == "--kv-transfer-config" for flag in ours.dotted)
+        assert (configured.given or dotted) == (theirs.kv_transfer_config is not None), words
     model = getattr(theirs, "model_tag", None) or theirs.model
     named = ours.get("--model")
     if named.unknown is None and (named.given or not in_file):

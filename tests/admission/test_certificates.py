@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvshare_operator.core import certificates
+from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.memory_api import MemoryClusterApi
 from kvshare_operator.edges.secrets import CertificateKeeper, certificate_keeper
 from kvshare_operator.settings import Settings
@@ -90,7 +91,7 @@ def test_keys_do_not_show_in_logs() -> None:
 def cluster() -> MemoryClusterApi:
     """A cluster with the chart's configuration and no Secret."""
     hook = {"name": "inject.kvshare.dev", "clientConfig": {"service": {"name": "kvshare-webhook"}}}
-    return MemoryClusterApi({CONFIGURATION: {"webhooks": [hook]}})
+    return MemoryClusterApi({CONFIGURATION: {"metadata": {"uid": "uid-1"}, "webhooks": [hook]}})
 
 
 def test_api_server_trusts_a_new_ca_before_any_webhook_can_serve_it() -> None:
@@ -105,6 +106,50 @@ def test_api_server_trusts_a_new_ca_before_any_webhook_can_serve_it() -> None:
     assert hook["clientConfig"]["service"] == {"name": "kvshare-webhook"}
     asyncio.run(keeper.keep())
     assert len(api.writes) == 2
+
+
+def owners(api: MemoryClusterApi) -> list[str]:
+    """UIDs of what the Secret goes with."""
+    return [one["uid"] for one in api.objects[SECRET]["metadata"].get("ownerReferences", [])]
+
+
+def test_secret_goes_with_the_webhook_configuration_and_so_with_the_chart() -> None:
+    """No private key outlives it; one that an older release has left without an owner gets it, once."""
+    api = cluster()
+    keeper = CertificateKeeper(api, Settings())
+    asyncio.run(keeper.keep())
+    assert owners(api) == ["uid-1"]
+    data = api.objects[SECRET]["data"]
+    api.objects[SECRET]["metadata"].pop("ownerReferences")
+    for _ in range(3):
+        asyncio.run(keeper.keep())
+    assert owners(api) == ["uid-1"]
+    assert len(api.writes) == 3
+    api.objects[CONFIGURATION]["metadata"]["uid"] = "uid-2"
+    asyncio.run(keeper.keep())
+    assert (owners(api), api.objects[SECRET]["data"]) == (["uid-2"], data)
+
+
+def test_secret_is_written_without_an_owner_where_that_is_forbidden_or_there_is_none() -> None:
+    """OpenShift wants the permission to delete it; the webhook must get its certificate all the same."""
+    api = MemoryClusterApi()
+    asyncio.run(CertificateKeeper(api, Settings()).keep())
+    assert owners(api) == []
+    api = cluster()
+    call, refused = api.call, list[str]()
+
+    async def strict(method: str, path: str, **more: Any) -> Any:
+        if "ownerReferences" in ((more.get("body") or {}).get("metadata") or {}):
+            refused.append(path)
+            raise ApiError(403, "cannot set an ownerRef on a resource you can't delete")
+        return await call(method, path, **more)
+
+    api.call = strict  # type: ignore[method-assign]
+    keeper = CertificateKeeper(api, Settings())
+    for _ in range(3):
+        asyncio.run(keeper.keep())
+    assert (owners(api), refused) == ([], [SECRET])
+    assert set(api.objects[SECRET]["data"]) >= {"ca.crt", "tls.crt", "tls.key"}
 
 
 def test_ca_that_somebody_cleared_is_written_again() -> None:

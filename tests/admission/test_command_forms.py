@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -100,10 +101,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown program": ({"command": ["/app/start"]}, "UnknownLauncher"),
     "vllm bench": ({"command": ["vllm", "bench", "serve"]}, "UnknownLauncher"),
     "an emptied environment": ({"command": ["env", "-i", "vllm", "serve", "org/m"]}, "UnknownLauncher"),
+    "an emptied environment, among other options": (
+        {"command": ["env", "-vi", "vllm", "serve", "org/m"]},
+        "UnknownLauncher",
+    ),
+    "a command line in one word": ({"command": ["env", "-Svllm serve org/m"]}, "UnknownLauncher"),
     "python that ignores PYTHONPATH": (
         {"command": ["python3", "-I", "-m", "vllm", "serve", "org/m"]},
         "UnknownLauncher",
     ),
+    "a shell that does not split variables": (
+        {"command": ["zsh", "-c", f"vllm serve org/m -tp 2 {OURS}"], "args": None},
+        "ShellWrapper",
+    ),
+    "vLLM started by Ray": (
+        {"command": ["ray", "symmetric-run", "--address", "h:6379", "--", "vllm", "serve", "org/m"]},
+        "UnknownLauncher",
+    ),
+    "a job of Ray": ({"command": ["ray", "job", "submit", "--", "vllm", "serve", "org/m"]}, "UnknownLauncher"),
+    "Ray that is only asked": ({"command": ["bash", "-c", "ray status; sleep 9"], "args": None}, "ShellWrapper"),
     "SGLang": ({"command": ["python3", "-m", "sglang.launch_server"]}, "EngineUnsupported"),
     "TensorRT-LLM": ({"command": ["trtllm-serve", "org/m"]}, "EngineUnsupported"),
     "a bare --": ({"args": ["-tp", "2", "--"]}, "FlagConflict"),
@@ -117,6 +133,14 @@ def test_form_is_refused_with_reason_and_remedy(fields: dict[str, Any], reason: 
     assert answer.code == reason
     assert answer.message
     assert answer.remedy
+
+
+def test_script_file_is_injected_once_it_is_started_as_its_refusal_says() -> None:
+    """B11: the line in the message is taken as it stands, with the size that nobody can read in the file."""
+    message = refused(pod_p0(command=["bash", "/scripts/run.sh"])).message
+    (line,) = re.findall(r"sh -c '(.+?)'", message)
+    pod = annotated(pod_p0(command=["sh", "-c", line], args=None), **{"tensor-parallel-size": "2"})
+    assert variables(engine_of(injected(pod)))[names.ARGS_VARIABLE]
 
 
 def test_image_is_injected_once_its_entrypoint_is_declared() -> None:
@@ -140,6 +164,8 @@ REACHES = {
     "behind redirections": f"vllm serve org/m -tp 2 {OURS} >/tmp/log 2>&1",
     "in a pipe": f"vllm serve org/m -tp 2 {OURS} | tee log",
     "in eval": f'eval "vllm serve org/m -tp 2 {OURS}"',
+    "split by blanks as ever": f"IFS=$' \\t\\n'; vllm serve org/m -tp 2 {OURS}",
+    "split, while one command reads lines": f"while IFS= read l; do :; done <f; vllm serve org/m -tp 2 {OURS}",
     "behind a comment line": f"# it's here\nvllm serve org/m -tp 2 {OURS}",
 }
 
@@ -175,10 +201,22 @@ DOES_NOT_REACH = {
     "arguments behind set": 'set -- a b; vllm serve org/m -tp 2 "$@"',
     "arguments of a function": 'f() { vllm serve org/m -tp 2 "$@"; }; f',
     "arguments that are counted": 'if [ $# -gt 1 ]; then x; fi; vllm serve org/m -tp 2 "$@"',
+    "arguments beside one with a default": 'M=${1:-org/m}; vllm serve $M -tp 2 "$@"',
+    "arguments whose first one is asked for": 'if [ -n "${1:-}" ]; then x; fi; vllm serve org/m -tp 2 "$@"',
+    "arguments that a loop walks through": 'for a in "$@"; do x $a; done; vllm serve org/m -tp 2 "$@"',
+    "arguments that a loop walks through unsaid": 'for a; do x $a; done; vllm serve org/m -tp 2 "$@"',
+    "arguments that are options of the script": 'while getopts t: o; do :; done; vllm serve org/m -tp 2 "$@"',
+    "arguments of which some are taken": 'x "${@:2}"; vllm serve org/m -tp 2 "$@"',
     "arguments beside one that ours would be": 'vllm serve $1 -tp 2 "$@"',
     "arguments glued to text": "vllm serve org/m -tp 2 x$@",
     "in front of vLLM": f"env A=b {OURS} vllm serve org/m -tp 2",
     "in front of vLLM, arguments behind": f'env {OURS} vllm serve org/m -tp 2 "$@"',
+    "in an emptied environment": f"env -i vllm serve org/m -tp 2 {OURS}",
+    "not split, as in strict scripts": f"set -euo pipefail\nIFS=$'\\n\\t'\nvllm serve org/m -tp 2 {OURS}",
+    "torn at other characters": f"IFS=' =:'; vllm serve org/m -tp 2 {OURS}",
+    "arguments that IFS tears": "IFS=$'\\n\\t'; vllm serve org/m -tp 2 $@",
+    "not split, by an export": f"export IFS=,; vllm serve org/m -tp 2 {OURS}",
+    "not split, for another script": f"IFS=,; ./run.sh {OURS}",
     "the program itself": f"{OURS} vllm serve org/m",
     "a joined list of arguments": 'vllm serve org/m -tp 2 "$*"',
 }
@@ -188,6 +226,24 @@ DOES_NOT_REACH = {
 def test_script_that_never_expands_it_for_vllm_is_refused(script: str) -> None:
     """B11, B12x: text that looks like our variable is not an expansion of it."""
     assert refused(script_pod(script)).code == "ShellWrapper"
+
+
+@pytest.mark.parametrize(
+    "prologue",
+    [
+        "set -euo pipefail", "set -o errexit -o pipefail", "set -x +e", "for f in a b; do x $f; done", 'echo "with $@"',
+        "for ((i = 0; i < 3; i++)); do x; done", "IFS=$'\\n\\t'",
+    ],
+)  # fmt: skip
+def test_arguments_behind_what_leaves_them_alone_are_appended_to(prologue: str) -> None:
+    """B26: options of the shell and loops over other words do not touch `$@`."""
+    assert flags_of(engine_of(injected(script_pod(f'{prologue}; exec vllm serve org/m -tp 2 "$@"'))))
+
+
+def test_bare_dashes_in_front_of_our_variable_are_refused() -> None:
+    """B12x: what stands behind them is no option any more; in front of them it is."""
+    assert refused(script_pod(f"vllm serve org/m -tp 2 -- {OURS}")).code == "FlagConflict"
+    assert injected(script_pod(f"vllm serve org/m -tp 2 {OURS} --"))
 
 
 def test_kserve_eval_gets_the_flags_behind_the_script() -> None:
@@ -228,6 +284,15 @@ def test_variables_are_expanded_as_the_kubelet_does() -> None:
     assert injected(pod_p0(args=["-tp", "$(TP)"], env=env)).record.local_tp == 2
 
 
+def test_reference_ends_at_the_first_bracket_as_for_the_kubelet() -> None:
+    """`$(x $(TP))` names a variable `x $(TP`, which there is not: a shell gets it as it is written."""
+    env = [{"name": "TP", "value": "2"}]
+    answer = refused(pod_p0(args=["-tp", "$(x $(TP)"], env=env))
+    assert "'$(x $(TP)'" in answer.message
+    script = f'vllm serve org/m -tp 2 --host "$(x $(hostname))" {OURS}'
+    assert injected(script_pod(script, envFrom=[{"secretRef": {"name": "s"}}])).record.local_tp == 2
+
+
 UNKNOWN: dict[str, dict[str, Any]] = {
     "by reference": {
         "args": ["-tp", "$(TP)"],
@@ -264,11 +329,135 @@ def test_script_with_a_computed_tp_needs_the_annotation() -> None:
     assert injected(annotated(pod, tensor_parallel_size="4")).record.local_tp == 4
 
 
+LISTS = {
+    "the model too": (f'A=(org/m -tp 4)\nvllm serve "${{A[@]}}" {OURS}', ()),
+    "behind the model": (f'A=(-tp 4)\nvllm serve org/m "${{A[@]}}" {OURS}', ()),
+    "as an option's value": (f'A=(8000 -tp 4)\nvllm serve org/m --port "${{A[@]}}" {OURS}', ()),
+    "part of a list": (f'A=(x -tp 4)\nvllm serve org/m --port 1 "${{A[@]:1}}" {OURS}', ()),
+    "part of the arguments": (f'vllm serve "${{@:2}}" {OURS}', ("bash", "x", "org/m", "-tp", "4")),
+}
+
+
+@pytest.mark.parametrize(("script", "words"), LISTS.values(), ids=LISTS.keys())
+def test_list_in_double_quotes_may_hold_a_tp(script: str, words: tuple[str, ...]) -> None:
+    """B23: `"${A[@]}"` is any number of words, so an option that is not seen is unknown, never 1."""
+    pool = pool_p1(prefill={"tensorParallelSizes": [4, 1]})
+    assert refused(script_pod(script, *words), pool).code == "TPUnknown"
+    declared = annotated(script_pod(script, *words), tensor_parallel_size="4")
+    assert injected(declared, pool).record.local_tp == 4
+
+
 def test_script_with_its_own_assignment_does_not_use_the_container_variable() -> None:
     """What the script sets itself overrides the environment."""
     env = [{"name": "TP", "value": "2"}]
     assert injected(script_pod(f"vllm serve org/m -tp $TP {OURS}", env=env)).record.local_tp == 2
     assert refused(script_pod(f"TP=4; vllm serve org/m -tp $TP {OURS}", env=env)).code == "TPUnknown"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "let TP*=2", "((TP*=2))", "((TP = 4))", "((++TP))", "printf -v TP 4", "getopts t: TP", "export $(cat /etc/env)",
+        'while read -r l; do export "$l"; done </etc/env', "for n in TP; do export $n=4; done", "source /etc/env",
+        '. "$ENVIRONMENT"', 'eval "$(cat /etc/env)"', 'eval "export TP=4"', "if x; then eval 'A=1; TP=4'; fi",
+    ],
+)  # fmt: skip
+def test_variable_that_a_script_computes_is_unknown(change: str) -> None:
+    """B23: what the container says about a variable holds only while the script leaves it alone."""
+    pod = script_pod(f"{change}\nvllm serve org/m -tp $TP {OURS}", env=[{"name": "TP", "value": "2"}])
+    assert refused(pod).code == "TPUnknown"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve org/m ${MORE:-$OTHER}", 'vllm serve org/m ${MORE:-"-tp" 4}',
+        ": ${MORE:=-tp 4}; vllm serve org/m $MORE",
+        "vllm serve org/m ${MORE:=-tp $N}", "vllm serve org/m ${UNSET-$OTHER}", "vllm serve org/m -tp ${LONG: -1}",
+    ],
+)  # fmt: skip
+def test_what_takes_the_place_of_an_empty_variable_may_hold_a_tp(script: str) -> None:
+    """B23: an empty value is not the end of it where the script has a default that is computed or kept."""
+    env = [{"name": "MORE", "value": ""}, {"name": "OTHER", "value": "-tp 4"}, {"name": "LONG", "value": "12"}]
+    pool = pool_p1(prefill={"tensorParallelSizes": [4, 1]})
+    assert refused(script_pod(f"{script} {OURS}", env=env), pool).code == "TPUnknown"
+
+
+@pytest.mark.parametrize(
+    ("script", "size"),
+    [
+        ("vllm serve org/m -tp ${TP:-$OTHER}", 2), (": ${TP:=4}; vllm serve org/m -tp $TP", 2),
+        ("vllm serve org/m -tp ${UNSET:=4}", 4), ("vllm serve org/m ${MORE-x} -tp ${TP:?is needed}", 2),
+        (". /opt/venv/bin/activate && vllm serve org/m -tp $TP", 2),
+        ("source $VENV/bin/activate; vllm serve org/m -tp $TP", 2),
+        ('eval "vllm serve org/m --port $(x) -tp $TP"', 2),
+    ],
+)  # fmt: skip
+def test_variable_that_stays_what_it_is_is_read(script: str, size: int) -> None:
+    """B23: a default beside a value that counts, and a virtual environment, change nothing."""
+    env = [{"name": "TP", "value": "2"}, {"name": "MORE", "value": ""}]
+    script = script.replace('TP"', f'TP {OURS}"') if script.startswith("eval") else f"{script} {OURS}"
+    assert injected(script_pod(script, env=env)).record.local_tp == size
+
+
+def test_variable_that_env_sets_in_front_of_a_shell_is_not_the_containers() -> None:
+    """B13, B23: `env TP=4 bash -c ...`; what `env` removes is gone as well."""
+    env = [{"name": "TP", "value": "2"}]
+    for prefix in (["env", "TP=4"], ["env", "-u", "TP"], ["tini", "--", "env", "TP=$(TP)4"]):
+        pod = pod_p0(command=[*prefix, "bash", "-c", f"vllm serve org/m -tp $TP {OURS}"], args=None, env=env)
+        assert refused(pod).code == "TPUnknown"
+    others = pod_p0(command=["env", "A=4", "bash", "-c", f"vllm serve org/m -tp $TP {OURS}"], args=None, env=env)
+    assert injected(others).record.local_tp == 2
+
+
+@pytest.mark.parametrize("strict", ["set -u", "set -euo pipefail", "set -e -o nounset", "set -o pipefail -u"])
+@pytest.mark.parametrize("start", ["exec vllm serve org/m -tp 2", "./start.sh"])
+def test_strict_script_is_told_to_start_without_us_as_well(strict: str, start: str) -> None:
+    """A pod that is left as it was must start: `set -u` stops at a variable that only injected pods have."""
+
+    def told(script: str) -> list[str]:
+        pod = annotated(script_pod(script), tensor_parallel_size="2")
+        return [text for text in injected(pod).warnings if "${KVSHARE_VLLM_ARGS:-}" in text]
+
+    assert len(told(f"{strict}\n{start} {OURS}")) == 1
+    assert len(told(f'{strict}\neval "{start} {OURS}"')) == 1
+    assert not told(f"{strict}\n{start} ${{KVSHARE_VLLM_ARGS:-}}")
+    assert not told(f"set -e; set -o pipefail; echo set -u; {start} {OURS}")
+
+
+FACTS: dict[str, Any] = {
+    "an address": {"fieldRef": {"fieldPath": "status.podIP"}},
+    "a label, as LeaderWorkerSet numbers its pods": {"fieldRef": {"fieldPath": "metadata.labels['index']"}},
+    "a number": {"resourceFieldRef": {"resource": "limits.cpu"}},
+}
+
+
+@pytest.mark.parametrize("source", FACTS.values(), ids=FACTS.keys())
+def test_fact_about_the_pod_in_a_script_leaves_it_readable(source: Any) -> None:
+    """B11, B37: it can hold nothing that a shell would take for more than a word; as a TP it is unknown."""
+    env = [{"name": "FACT", "valueFrom": source}]
+    assert injected(script_pod(f"vllm serve org/m -tp 2 --host $(FACT) {OURS}", env=env)).record.local_tp == 2
+    assert refused(script_pod(f"vllm serve org/m -tp $(FACT) {OURS}", env=env)).code == "TPUnknown"
+    assert injected(script_pod(f"vllm serve org/m -tp 2 --host $(X_SERVICE_HOST) {OURS}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("$(hostname)", "$$(hostname)"), ("$(A)", "${A}"), ("$(NOTE)", "${NOTE}")]
+)
+def test_script_into_which_kubernetes_may_put_any_text_says_how_to_write_it(given: str, meant: str) -> None:
+    """B11: what envFrom or a reference may hold is no script that can be read; the remedy works."""
+    fields: dict[str, Any] = {
+        "envFrom": [{"secretRef": {"name": "s"}}],
+        "env": [
+            {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+            {"name": "NOTE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}},
+        ],
+    }
+    answer = refused(script_pod(f"vllm serve org/m -tp 2 {OURS} --host {given}", **fields))
+    assert (answer.code, meant in answer.message) == ("ShellWrapper", True)
+    assert injected(
+        annotated(script_pod(f"vllm serve org/m {OURS} --host {meant}", **fields), tensor_parallel_size="2")
+    )
 
 
 MISMATCHES: dict[str, tuple[list[str], dict[str, Any], str]] = {
@@ -283,6 +472,13 @@ MISMATCHES: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "a KV dtype that is missing": (["-tp", "2"], {"cache": {"dtype": "fp8"}}, "DtypeMismatch"),
     "no prefix caching": (["-tp", "2", "--no-enable-prefix-caching"], {}, "FlagConflict"),
     "KV offloading": (["-tp", "2", "--kv-offloading-size", "8"], {}, "FlagConflict"),
+    "a connector, abbreviated, with a blank": (["-tp", "2", '--kv-transfer={"kv_connector": "X"}'], {}, "FlagConflict"),
+    "settings of a connector with a blank": (
+        ["-tp", "2", '--kv-transfer-config.kv_connector_extra_config={"a": 1}'],
+        {},
+        "FlagConflict",
+    ),
+    "several nodes in one word": (["-tp", "2", "-n 2"], {}, "MultiNodeUnsupported"),
     "another revision": (
         ["-tp", "2", "--revision", "b"],
         {"model": {"name": "org/m", "revision": "a"}},
@@ -307,6 +503,27 @@ MISMATCHES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 def test_setting_that_differs_from_the_pool_is_refused(args: list[str], spec: dict[str, Any], reason: str) -> None:
     """B18, B24: each difference has its own reason."""
     assert refused(pod_p0(args=args), pool_p1(**spec)).code == reason
+
+
+UNSEEN = {
+    "--decode-context-parallel-size": "decode-context-parallel size",
+    "-pcp": "prefill-context-parallel size",
+    "--block-size": "block size",
+    "--kv-cache-dtype": "KV-cache dtype",
+    "--revision": "revision",
+    "--prefix-caching-hash-algo": "prefix hash",
+    "-pp": "pipeline-parallel size",
+}
+
+
+@pytest.mark.parametrize("flag", UNSEEN)
+def test_setting_that_cannot_be_seen_is_said(flag: str) -> None:
+    """B24: what decides bytes and comes by reference could not be compared; the author hears which it was."""
+    pool = pool_p1(model={"name": "org/m", "revision": "a", "kvHeads": 8}, cache={"dtype": "auto"})
+    env = [{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]
+    outcome = injected(pod_p0(args=["-tp", "2", "--revision", "a", f"{flag}=$(X)"], env=env), pool)
+    (said,) = [warning for warning in outcome.warnings if "could not be read" in warning]
+    assert said.endswith(f": {UNSEEN[flag]}")
 
 
 def test_another_model_is_refused_and_a_listed_path_is_not() -> None:
@@ -341,6 +558,8 @@ def test_group_worker_gets_code_and_a_record_but_no_flags() -> None:
 ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     "an unknown role": ({"role": "encode"}, "RoleInvalid"),
     "a TP that is no number": ({"tensor_parallel_size": "two"}, "AnnotationInvalid"),
+    "a TP of more digits than Python reads": ({"tensor_parallel_size": "1" * 5000}, "AnnotationInvalid"),
+    "a TP above all bounds": ({"tensor_parallel_size": "1025"}, "AnnotationInvalid"),
     "a TP of zero": ({"tensor_parallel_size": "0"}, "AnnotationInvalid"),
     "a TP against the command line": ({"tensor_parallel_size": "4"}, "AnnotationInvalid"),
     "an unknown entrypoint": ({"entrypoint": "yes"}, "AnnotationInvalid"),

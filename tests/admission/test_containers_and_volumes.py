@@ -122,6 +122,28 @@ def test_writable_parent_mount_is_no_conflict() -> None:
     assert injected(pod_p0(volumeMounts=[{"name": "v", "mountPath": "/opt"}]))
 
 
+SOURCES: dict[str, dict[str, Any]] = {
+    "configMap": {"name": "c"},
+    "secret": {"secretName": "s"},
+    "projected": {"sources": []},
+    "downwardAPI": {"items": []},
+    "image": {"reference": "example.org/tools:1"},
+    "persistentVolumeClaim": {"claimName": "tools", "readOnly": True},
+    "nfs": {"server": "files", "path": "/", "readOnly": True},
+}
+
+
+@pytest.mark.parametrize("path", ["/opt", "/var/run", "/run/"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_parent_that_is_always_read_only_is_a_conflict(source: str, path: str) -> None:
+    """B40: in a mounted ConfigMap or read-only claim no mount point can be made: the container would not start."""
+    pod = pod_p0(volumeMounts=[{"name": "v", "mountPath": path}])
+    pod["spec"]["volumes"] = [{"name": "v", source: SOURCES[source]}]
+    assert refused(pod).code == "VolumeConflict"
+    pod["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+    assert injected(pod)
+
+
 def test_pull_secrets_are_joined_without_repeats() -> None:
     """B46: those of the pool and of the installation, behind the pod's own."""
     pod = pod_p0()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pods import annotated, engine_of, injected, pod_p0, pool_p1, refused, script_pod, variables
+import pytest
+
+from pods import Json, annotated, engine_of, injected, pod_p0, pool_p1, refused, script_pod, variables
 
 REFERENCE = {"configMapKeyRef": {"name": "c", "key": "k"}}
 
@@ -45,6 +47,22 @@ def test_seed_in_one_member_is_injected_with_a_warning() -> None:
 def test_random_seed_is_refused() -> None:
     """B32: no two processes would agree on one hash."""
     assert refused(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": "random"}])).code == "SeedConflict"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["export PYTHONHASHSEED={};", "PYTHONHASHSEED={}", "env PYTHONHASHSEED={}", "PYTHONHASHSEED={} exec"],
+)
+def test_seed_that_a_command_line_sets_is_seen_too(setting: str) -> None:
+    """B31, B32: in a script, or by `env` in front of vLLM."""
+    script = f"{setting} vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"
+    assert refused(script_pod(script.format("random"))).code == "SeedConflict"
+    said = [text for text in injected(script_pod(script.format("7"))).warnings if "PYTHONHASHSEED" in text]
+    assert said == ["PYTHONHASHSEED=7: every member of the pool needs the same value"]
+    direct = pod_p0(command=["env", "PYTHONHASHSEED=random", "vllm", "serve", "org/m"])
+    assert refused(direct).code == "SeedConflict"
+    elsewhere = script_pod("PYTHONHASHSEED=7 python prepare.py; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS")
+    assert not [text for text in injected(elsewhere).warnings if "PYTHONHASHSEED" in text]
 
 
 def test_user_entries_keep_their_order_and_ours_come_last() -> None:
@@ -104,3 +122,67 @@ def test_seed_that_everybody_has_or_that_is_empty_says_no_more_than_that() -> No
     assert not [w for w in injected(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": ""}])).warnings if "SEED" in w]
     (warning,) = [w for w in injected(pod_p0(env=[{"name": "PYTHONHASHSEED", "value": "0"}])).warnings if "SEED" in w]
     assert "PYTHONHASHSEED=0" in warning
+
+
+def test_of_a_variable_that_stands_twice_the_last_one_counts() -> None:
+    """B37: the API server takes repeated names, and the kubelet the last of them."""
+    twice = [{"name": "PYTHONPATH", "value": "/a"}, {"name": "PYTHONPATH", "value": "/b"}]
+    entries = engine_of(injected(pod_p0(env=twice)))["env"]
+    assert [entry["value"] for entry in entries] == ["/a", "/opt/kvshare:/b"]
+    last = [{"name": "PYTHONPATH", "value": "/a"}, {"name": "PYTHONPATH", "valueFrom": REFERENCE}]
+    assert refused(pod_p0(env=last)).code == "EnvConflict"
+    script = "vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"
+    ours = variables(engine_of(injected(script_pod(script))))["KVSHARE_VLLM_ARGS"]
+    other = [{"name": "KVSHARE_VLLM_ARGS", "value": ours}, {"name": "KVSHARE_VLLM_ARGS", "value": "--x"}]
+    assert refused(script_pod(script, env=other)).code == "EnvConflict"
+
+
+LOSES: dict[str, Json] = {
+    "env sets it": pod_p0(command=["env", "PYTHONPATH=/app", "vllm", "serve", "org/m"]),
+    "env removes it": pod_p0(command=["env", "-u", "PYTHONPATH", "vllm", "serve", "org/m"]),
+    "env removes it, in one word": pod_p0(
+        command=["tini", "--", "env", "--unset=PYTHONPATH", "vllm", "serve", "org/m"]
+    ),
+    "a script exports it": script_pod("export PYTHONPATH=/app\nvllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "a script sets it": script_pod("A=1 PYTHONPATH=/app; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "a script unsets it": script_pod("unset PYTHONPATH; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "a script sets it for vLLM": script_pod("PYTHONPATH=/app exec vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "env in a script": script_pod("env A=b PYTHONPATH=/app vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "env in a script removes it": script_pod("env -u PYTHONPATH vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS"),
+    "in eval": script_pod('eval "export PYTHONPATH=/app; vllm serve org/m -tp 2 $@"'),
+    "beside arguments that go on": script_pod('PYTHONPATH=/app vllm serve org/m -tp 2 "$@"'),
+    "for another script": annotated(
+        script_pod("PYTHONPATH=/app ./run.sh $KVSHARE_VLLM_ARGS"), tensor_parallel_size="2"
+    ),
+    "in a worker of Ray": script_pod("export PYTHONPATH=/app; ray start --address=leader:6379 --block"),
+}
+
+
+@pytest.mark.parametrize("pod", LOSES.values(), ids=LOSES.keys())
+def test_command_that_hides_the_connectors_folder_is_refused(pod: Json) -> None:
+    """B29: an engine that is told to load a connector, and cannot find its code, does not start."""
+    assert refused(pod).code == "EnvConflict"
+    assert injected(pod, pool_p1(connector={"source": "Image"}))
+
+
+KEEPS = {
+    "joined": "export PYTHONPATH=$PYTHONPATH:/app; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "joined, quoted": 'export PYTHONPATH="/app:${PYTHONPATH}"; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS',
+    "joined when it is set": "PYTHONPATH=/app${PYTHONPATH:+:$PYTHONPATH} vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "appended": "PYTHONPATH+=:/app; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "with our folder": "PYTHONPATH=/opt/kvshare:/app vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "by env": "env PYTHONPATH=/app:$PYTHONPATH vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "for another program": "PYTHONPATH=/app python3 prepare.py; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+    "another variable": "export MYPYTHONPATH=/app; vllm serve org/m -tp 2 $KVSHARE_VLLM_ARGS",
+}
+
+
+@pytest.mark.parametrize("script", KEEPS.values(), ids=KEEPS.keys())
+def test_script_that_keeps_the_connectors_folder_is_injected(script: str) -> None:
+    """B29: what stays in PYTHONPATH is found."""
+    assert injected(script_pod(script))
+
+
+def test_env_in_front_of_vllm_may_refer_to_the_value_of_the_container() -> None:
+    """B29: the kubelet fills `$(PYTHONPATH)` in, with our folder in it."""
+    assert injected(pod_p0(command=["env", "PYTHONPATH=/app:$(PYTHONPATH)", "vllm", "serve", "org/m"]))

@@ -159,7 +159,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a list inside a list": (pod(multi(multi(NIXL))), COMPOSE, "one list"),
     "dotted flags": (
         pod_p0(args=["-tp", "2", f"{FLAG}.kv_connector=NixlConnector", f"{FLAG}.kv_role=kv_both"]), COMPOSE,
-        "kv_connector",
+        "write all of it as one JSON value",
+    ),
+    "dotted flags in a script": (
+        script_pod(f"vllm serve org/m -tp 2 {FLAG}.kv_connector=NixlConnector $KVSHARE_VLLM_ARGS"), COMPOSE,
+        "without a shell",
     ),
     "JSON and dotted flags": (pod(NIXL, f"{FLAG}.kv_role=kv_both"), COMPOSE, "dotted"),
     "a variable": (
@@ -192,6 +196,14 @@ def test_what_cannot_be_taken_in_is_refused(given: dict[str, Any], pool: dict[st
     found = refused(given, pool)
     assert found.code == "FlagConflict"
     assert words in found.sentence()
+
+
+def test_value_that_is_nested_without_end_is_refused() -> None:
+    """A parser's depth is no fault of ours: the pod's own flag is named, with and without Compose."""
+    deep = '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "x": ' + "[" * 9000 + "]" * 9000 + "}"
+    pod = pod_p0(args=["-tp", "2", FLAG, deep])
+    assert refused(pod, COMPOSE).code == "FlagConflict"
+    assert refused(pod).code == "FlagConflict"
 
 
 def test_other_reasons_are_still_found() -> None:

@@ -48,6 +48,17 @@ def test_pools_of_other_namespaces_are_not_found() -> None:
     assert find(MemoryClusterApi(), {("ns-b", "p1"): [pool_p1()]}) is None
 
 
+NO_NAMES = ("../../ns-b/kvsharepools/p1", "p1/status", "p1?watch=1", "p1#x", "%2e%2e/p1", "..", "P1", "p1 ", "p" * 254)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_annotation_that_is_no_name_never_becomes_part_of_a_path(name: str) -> None:
+    """A client that shortens `a/../b` would ask for a pool of another namespace."""
+    api = MemoryClusterApi()
+    assert find(api, {}, name) is None
+    assert api.calls == []
+
+
 def test_readiness_waits_for_the_first_list_and_takes_a_missing_resource_for_no_pools() -> None:
     """B50, B54: an API server that does not answer keeps the webhook out of its Service."""
     listed = "/apis/kvshare.dev/v1alpha1/kvsharepools"

@@ -92,7 +92,7 @@ GROWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fields", GROWS.values(), ids=GROWS.keys())
 def test_text_that_grows_without_end_is_read_within_a_second_or_two(fields: dict[str, Any]) -> None:
     """A pod must not be able to keep the webhook busy for others: bounded time, bounded memory."""
-    began = time.process_time()
+    began = time.thread_time()
     answer = read_container({"name": "c", **fields}, Opening())
     assert isinstance(answer, Reading) or answer.code
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 2

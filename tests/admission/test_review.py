@@ -176,3 +176,19 @@ def test_warnings_are_short_enough_for_clients() -> None:
     """Longer ones are cut by kubectl and API servers."""
     answered = answer(pod_p0(args=["--config", "/" + "x" * 300]), pool_p1())
     assert all(len(text) <= 256 for text in answered.response["warnings"])
+
+
+@pytest.mark.parametrize("reaction", ["Skip", "Reject"])
+def test_what_a_refusal_quotes_does_not_outgrow_an_annotation(reaction: str) -> None:
+    """5.3: the API server denies pods whose annotations pass 256 KiB, also when ours is the one too many."""
+    long = "m" * 200_000
+    unknown = pod_p0()
+    unknown["metadata"]["annotations"][names.POOL] = long
+    for pod, pool in ((pod_p0(command=["vllm", "serve", long]), pool_p1(onConflict=reaction)), (unknown, None)):
+        answered = answer(pod, pool)
+        if answered.response["allowed"]:
+            record = patched(pod, answered)["metadata"]["annotations"][names.INJECTED]
+            assert len(record) < 2048
+            assert json.loads(record)["reason"] in ("ModelMismatch", "PoolNotFound")
+        else:
+            assert len(answered.response["status"]["message"]) <= 2048

@@ -10,6 +10,7 @@ import pytest
 from kvshare_operator.core.injection.inject import Injected, inject
 from kvshare_operator.core.injection.surroundings import COLLIDING_SERVICES
 from kvshare_operator.core.pool.view import view
+from kvshare_operator.edges import service_names
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.memory_api import MemoryClusterApi
 from kvshare_operator.edges.service_names import ServiceNames
@@ -41,9 +42,10 @@ def test_pod_that_does_not_meet_the_variable_is_not_warned() -> None:
     assert warnings(pod_p0(env=[{"name": "VLLM_PORT", "value": "5000"}]), "vllm") == []
 
 
-def test_services_are_asked_by_name_and_remembered() -> None:
+def test_services_are_asked_by_name_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """B36: no list of Services; an API server that refuses or hangs costs no more than the warning."""
     path = "/api/v1/namespaces/ns-a/services/vllm"
+    monkeypatch.setattr(service_names, "_PATIENCE_SECONDS", 50.0)  # who answers at once is never given up
 
     async def ask() -> None:
         api = MemoryClusterApi({path: {"kind": "Service"}})
@@ -57,9 +59,10 @@ def test_services_are_asked_by_name_and_remembered() -> None:
 
         class Hanging(MemoryClusterApi):
             async def call(self, *_: Any, **__: Any) -> Json:
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
                 return {}
 
+        monkeypatch.setattr(service_names, "_PATIENCE_SECONDS", 0.2)
         assert await ServiceNames(Hanging()).colliding("ns-a") == frozenset()
 
     asyncio.run(ask())

@@ -86,6 +86,18 @@ def release() -> Iterator[Release]:
         yield made
 
 
+def test_values_of_an_older_chart_alone_are_refused_with_what_to_do(release: Release) -> None:
+    """`--reuse-values` brings no new defaults: said before anything is changed, not as an error about nil."""
+    before = {(one["kind"], one["metadata"]["name"]): one["metadata"]["resourceVersion"] for one in release.objects()}
+    words = ("upgrade", "kvshare", str(CHART), "--reuse-values", "--namespace", NAMESPACE)
+    finished = helm(*words, "--kubeconfig", str(release.api.kubeconfig))
+    assert finished.returncode != 0
+    assert "certificates.caBundle" in finished.stderr
+    assert "use --reset-then-reuse-values" in finished.stderr
+    after = {(one["kind"], one["metadata"]["name"]): one["metadata"]["resourceVersion"] for one in release.objects()}
+    assert after == before
+
+
 def test_upgrade_keeps_pools_and_values_and_brings_what_is_new(release: Release) -> None:
     """No object has to be deleted first, no immutable field changes; new values have their defaults."""
     values = release.values()

@@ -37,6 +37,22 @@ def branches(values: Json, schema: Json, path: tuple[str, ...] = ()) -> Iterator
             yield from branches(value, schema["properties"][key], (*path, key))
 
 
+def names_of(values: Json, before: str = "") -> Iterator[str]:
+    """Every value by its path, down to what Kubernetes itself checks."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value and key not in FREE:
+            yield from names_of(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"
+
+
+def test_list_of_values_that_an_upgrade_may_lack_is_whole() -> None:
+    """Values that `helm upgrade --reuse-values` leaves out are told by this list."""
+    text = (CHART / "templates" / "_checks.tpl").read_text()
+    listed = text.partition('{{- define "kvshare.valueNames" -}}')[2].partition("{{- end -}}")[0]
+    assert listed.split() == list(names_of(VALUES))
+
+
 @pytest.mark.parametrize(
     ("path", "values", "schema"), [pytest.param(*branch, id=".".join(branch[0]) or "all") for branch in
                                    branches(VALUES, SCHEMA)]
@@ -88,6 +104,38 @@ def test_defaults_render_as_written() -> None:
     if os.environ.get("KVSHARE_WRITE"):
         SNAPSHOT.write_text(snapshot())
     assert snapshot() == SNAPSHOT.read_text(), "run this test with KVSHARE_WRITE=1 and look at the difference"
+
+
+def leaves(node: Any) -> Iterator[Any]:
+    """Every single value of an object."""
+    if isinstance(node, dict | list):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from leaves(value)
+    else:
+        yield node
+
+
+@pytest.mark.parametrize("mode", ["SelfManaged", "CertManager"])
+def test_names_that_look_like_numbers_or_booleans_stay_text(mode: str) -> None:
+    """Namespaces of tenants are often numbers; the API server takes text only."""
+    monitors = {name: {"enabled": True} for name in ("dashboard", "alerts", "podMonitor", "serviceMonitor")}
+    issuer = {"certManager": {"issuerRef": {"name": "70107"}}} if mode == "CertManager" else {}
+    values = {
+        "watchNamespaces": ["70101", "on"],
+        "webhook": {"excludedNamespaces": ["70102"], "priorityClassName": "70103"},
+        "controller": {"priorityClassName": "70103"},
+        "certificates": {"mode": mode, "secretName": "70104", **issuer},
+        "networkPolicies": {"enabled": True},
+        "monitoring": {**monitors, "memberMonitor": {"enabled": True, "port": "70105"}},
+    }
+    finished = template("--namespace", "70106", release="70107", values=values)
+    assert finished.returncode == 0, finished.stderr
+    objects = [thing for thing in yaml.safe_load_all(finished.stdout) if thing]
+    assert {thing["metadata"].get("namespace", "70106") for thing in objects} == {"70106", "70101", "on"}
+    assert not [value for thing in objects for value in leaves(thing) if value in range(70101, 70108)]
+    configuration = one(objects, "MutatingWebhookConfiguration", "70107-kvshare")
+    watched, left_out = configuration["webhooks"][0]["namespaceSelector"]["matchExpressions"]
+    assert (watched["values"], left_out["values"]) == (["70101", "on"], ["kube-system", "70106", "70102"])
 
 
 @pytest.mark.parametrize("process", ["controller", "webhook"])

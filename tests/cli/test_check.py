@@ -305,6 +305,36 @@ def test_the_probe_fits_its_pool_and_asks_for_nothing_special() -> None:
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
 
 
+def test_the_page_has_store_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the operator said about the store, and what runs: command, operator, cluster, payload, engines."""
+    api = Cluster(member(verdict="shared"), member(verdict="shared"))
+    api.answers["/version"] = {"gitVersion": "v1.36.1"}
+    api.answers[HOOKS]["items"][0]["metadata"] = {"labels": {"app.kubernetes.io/version": "0.1.0"}}
+    page = run(monkeypatch, api).stdout
+    for words in (
+        ", operator 0.1.0, Kubernetes v1.36.1",
+        "p1: store: ",
+        "answers the operator",
+        f"p1: versions: connector {SETTINGS.connector_image}, vLLM 0.32.0 (2 member(s))",
+    ):
+        assert words in page
+    away = ready(pool_p1())
+    status = next_status(Gathered(pool_p1(), (), Reach(False, "no connection"), SETTINGS.connector_image, NOW))
+    api.objects[POOL] = {**away, "status": as_json(status)}
+    assert "p1: store: StoreUnreachable: " in run(monkeypatch, api).stdout
+
+
+def test_versions_that_cannot_be_read_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check without them is a check."""
+    api = Cluster(member(verdict="shared"))
+    for path in (HOOKS, "/version"):
+        api.faults[path] = ApiError(403, "forbidden")
+    result = run(monkeypatch, api)
+    assert result.exit_code == 0
+    assert "Versions: kvshare " in result.stdout
+    assert "Kubernetes" not in result.stdout
+
+
 def test_table_is_plain_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners, states and commands for people."""
     result = run(monkeypatch, Cluster(member(verdict="isolated", reason="HashMismatch", message="[why] it is")))
@@ -315,6 +345,7 @@ def test_table_is_plain_when_piped(monkeypatch: pytest.MonkeyPatch) -> None:
         "HashMismatch",
         RESTART,
         "[why] it is",
+        "Remove the engine's own --prefix-caching-hash-algo",
         "certificate until 2027-01-30",
     ):
         assert word in result.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from kvshare_operator.cli.main import app
 
-COMMANDS = ("plan", "inject", "check", "must-gather")
+COMMANDS = ("plan", "inject", "check", "must-gather", "purge")
 
 
 def help_of(command: str) -> str:
@@ -34,13 +35,19 @@ def test_help_has_examples_and_says_how_every_option_is_used(command: str) -> No
         assert option.help or option.metavar or option.name == "help", option.name
 
 
-@pytest.mark.parametrize("command", ["plan", "inject", "check"])
+@pytest.mark.parametrize("command", ["plan", "inject", "check", "purge"])
 def test_help_names_the_exit_codes(command: str) -> None:
     """5.7: 0 good, 1 refused or inconsistent, 2 usage; 3 where a cluster is asked."""
     words = " ".join(help_of(command).split())
     assert "Exit code 0" in words
     assert "2: wrong usage" in words
-    assert ("3: no cluster answers" in words) == (command == "check")
+    assert ("3: no cluster answers" in words) == (command in ("check", "purge"))
+
+
+def test_the_version_is_the_packages_own() -> None:
+    """One word and one number, for scripts and for questions to a maintainer."""
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"kvshare {metadata.version('kvshare')}\n")
 
 
 @pytest.mark.parametrize("words", [["plan", "--no-such"], ["nothing"], ["inject"], ["check", "extra"], []])

@@ -6,7 +6,9 @@ wrong and where. Never a traceback, never something else than what a YAML parser
 
 from __future__ import annotations
 
+import json
 import pathlib
+import re
 import tempfile
 import time
 from typing import Any
@@ -112,6 +114,50 @@ def test_odd_but_valid_file_is_injected_and_means_what_it_meant(
     assert again.stdout == result.stdout
 
 
+SCALARS = """      env:
+      - {name: A, value: "yes"}
+      - {name: B, value: &off "off"}
+      - {name: C, value: *off}
+      - {name: D, value: '012'}
+      - name: E
+        value: &script |
+          set -e
+      - {name: F, value: *script}
+      - {name: G, value: 2026-01-01}
+    volumes:
+    - {name: c, configMap: {name: c, defaultMode: 0400, optional: yes}}
+    - {name: d, configMap: {name: d, defaultMode: &mode 0o444}}
+    - {name: e, configMap: {name: e, defaultMode: *mode}}
+"""
+
+
+def test_values_that_anchors_share_are_still_what_kubernetes_reads(pool_file: str, tmp_path: pathlib.Path) -> None:
+    """Written out, `"yes"` stays text and `0400` the same number of an older parser."""
+    spec = "".join(f"  {line}\n" for line in POD.partition("spec:\n")[2].splitlines()) + SCALARS
+    text = f"kind: List\nitems:\n- {{kind: Pod, metadata: {{name: a, namespace: ns-a}}, spec: &s\n{spec}  }}\n"
+    text = f"kind: List\nitems:\n- kind: Pod\n  metadata: {{name: a, namespace: ns-a}}\n  spec: &s\n{spec}"
+    text += "- kind: Pod\n  metadata: {name: b, namespace: ns-a, annotations: {kvshare.dev/pool: p1}}\n  spec: *s\n"
+    result = run(pool_file, write(tmp_path, text))
+    assert "written out, without comments" in result.stderr
+    (before,), (after,) = parsed(text), parsed(result.stdout)
+    assert after["items"][0] == before["items"][0]
+    old, new = before["items"][1]["spec"], after["items"][1]["spec"]
+    assert new["volumes"][:3] == old["volumes"]
+    assert new["containers"][0]["env"][:7] == old["containers"][0]["env"]
+    assert "&" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["on", "y", "no", "off", "1e3", "0x1f", "012", "null", "true"])
+def test_pool_with_the_name_of_another_value_stays_text(tmp_path: pathlib.Path, name: str) -> None:
+    """The label that we add is text for every parser; `on` is a boolean for the one of kubectl."""
+    pool = pool_p1()
+    pool["metadata"]["name"] = name
+    (tmp_path / "pool.yaml").write_text(json.dumps(pool))
+    result = run(str(tmp_path / "pool.yaml"), write(tmp_path, POD.replace("pool: p1", f'pool: "{name}"')))
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"{names.MEMBER}: [\"']{name}[\"']\n", result.stdout)
+
+
 def test_line_endings_of_a_file_stay(pool_file: str, tmp_path: pathlib.Path) -> None:
     """A file from Windows stays one: no line of it ends in another way than before."""
     result = run(pool_file, write(tmp_path, POD.replace("\n", "\r\n")))
@@ -150,9 +196,9 @@ def test_aliases_that_grow_without_end_are_refused_in_time(pool_file: str, tmp_p
     """Nine lines that would be a thousand million words."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 10) + "]" for n in range(1, 10)]
-    began = time.monotonic()
+    began = time.thread_time()
     result = run(pool_file, write(tmp_path, "\n".join(lines) + "\n---\n" + POD))
-    assert time.monotonic() - began < 10
+    assert time.thread_time() - began < 10
     assert result.exit_code == 2
     assert "aliases" in result.stderr
 
@@ -161,12 +207,12 @@ def test_file_of_hundreds_of_objects_is_worked_off_in_seconds(pool_file: str, tm
     """What `helm template` of a large platform gives; only the pods change."""
     config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  key: |\n" + "    line\n" * 50
     text = "---\n".join([config] * 400 + [POD] * 10)
-    began = time.monotonic()
+    began = time.thread_time()
     result = run(pool_file, write(tmp_path, text))
     assert result.exit_code == 0
     assert result.stdout.count("    line\n") == text.count("    line\n")
     assert len(parsed(result.stdout)) == 410
-    assert time.monotonic() - began < 20
+    assert time.thread_time() - began < 20
 
 
 @given(st.binary(max_size=200) | st.text("ab:-{}[]&*#|>'\"%\n\t ,?!@`0~", max_size=80))

@@ -175,6 +175,31 @@ def test_refusals_come_with_reason_and_remedy_and_leave_the_document(pool_file: 
     assert next(yaml.safe_load_all(result.stdout)) == pod_p0(args=["--tensor-parallel-size", "3"])
 
 
+@pytest.mark.parametrize("kind", ["Pod", "Deployment"])
+def test_items_of_a_list_of_one_kind_have_that_kind(pool_file: str, kind: str) -> None:
+    """`kubectl get --raw` writes a PodList whose items name neither kind nor version."""
+    bare: Json = {key: value for key, value in pod_p0().items() if key in ("metadata", "spec")}
+    if kind == "Deployment":
+        bare = {"metadata": {"name": "d", "namespace": "ns-a"}, "spec": {"template": TEMPLATE}}
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": f"{kind}List", "items": [bare, bare]})
+    found = items(pool_file, text)
+    assert [(item["kind"], item["decision"]) for item in found] == [(kind, "injected")] * 2
+    after = yaml.safe_load(printed(pool_file, text))
+    assert all("kind" not in one for one in after["items"])
+    assert "kvshare.dev/injected" in json.dumps(after["items"][1])
+
+
+@pytest.mark.parametrize("text", ["kind: List\nitems:\n", "METADATA 7", "METADATA"])
+def test_pool_file_of_another_shape_is_named(tmp_path: pathlib.Path, text: str) -> None:
+    """What was given and what is expected, not a traceback; without metadata a pool is `default/`."""
+    path = tmp_path / "pool.yaml"
+    pool = {key: value for key, value in pool_p1().items() if key != "metadata"}
+    path.write_text(text.replace("METADATA", yaml.safe_dump(pool) + "metadata:"))
+    result = invoke("-f", "-", "--pool", str(path), stdin=yaml.safe_dump(pod_p0()))
+    assert result.exit_code == (1 if text == "METADATA" else 2), result.output
+    assert isinstance(result.exception, SystemExit)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -434,6 +459,31 @@ def test_kserve_annotations_at_the_object_count(pool_file: str) -> None:
     after = yaml.safe_load(printed(pool_file, yaml.safe_dump(service)))
     assert names.INJECTED in after["metadata"]["annotations"]
     assert "annotations" not in after["spec"]["predictor"]
+
+
+def test_annotations_of_an_llm_inference_service_count_where_kserve_hands_them_on(pool_file: str) -> None:
+    """`spec.annotations` and `spec.prefill.annotations`; those of the object itself reach no pod."""
+    spec = {"prefill": {"template": pod_p0()["spec"]}, "template": pod_p0()["spec"], "worker": pod_p0()["spec"]}
+    service = thing("LLMInferenceService", spec, "serving.kserve.io/v1alpha2")
+    service["metadata"]["annotations"] = {names.POOL: "p1"}
+    found = items(pool_file, yaml.safe_dump(service))
+    assert {(one["decision"], one["reason"]) for one in found} == {("notOptedIn", "AnnotationMisplaced")}
+    assert "to spec.prefill.annotations or spec.annotations." in found[0]["remedy"]
+    service["spec"]["annotations"] = service["metadata"].pop("annotations")
+    found = items(pool_file, yaml.safe_dump(service))
+    assert [one["decision"] for one in found] == ["notOptedIn", "injected", "injected"]
+    after = yaml.safe_load(printed(pool_file, yaml.safe_dump(service)))
+    assert names.INJECTED in after["spec"]["annotations"]
+
+
+def test_resource_that_makes_pods_unseen_is_not_said_to_do_nothing(pool_file: str) -> None:
+    """Dynamo hands `extraPodMetadata` to its pods, and nothing in the file looks like one."""
+    worker = {"extraPodMetadata": {"annotations": {names.POOL: "p1"}}, "extraPodSpec": {"mainContainer": {}}}
+    graph = thing("DynamoGraphDeployment", {"services": {"Worker": worker}}, "nvidia.com/v1alpha1")
+    (found,) = items(pool_file, yaml.safe_dump(graph))
+    assert (found["decision"], found["reason"], found["templatePath"]) == ("notOptedIn", "", None)
+    assert "look at the pods" in found["message"]
+    assert "look at the pods" in invoke("-f", "-", "--pool", pool_file, stdin=yaml.safe_dump(graph)).stderr
 
 
 def test_several_pools_serve_their_own_namespaces(pool_file: str, tmp_path: pathlib.Path) -> None:

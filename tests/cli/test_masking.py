@@ -20,6 +20,10 @@ PLACES = {
     "a variable": pod_p0(env=[{"name": "HF_TOKEN", "value": SECRET}]),
     "a key of a cloud": pod_p0(env=[{"name": "AWS_SECRET_ACCESS_KEY", "value": SECRET}]),
     "an argument of its own": pod_p0(args=["--api-key", SECRET]),
+    "a second key": pod_p0(args=["--api-key", "first", SECRET, "--port", "1"]),
+    "a second key, with underscores": pod_p0(args=["--api_key", "first", SECRET]),
+    "a second key in a script": pod_p0(args=[f"vllm serve m --api-key first {SECRET} --port 1"]),
+    "keys in a log line": {"log": f"args: {{'api_key': ['first', '{SECRET}'], 'port': 1}}"},
     "an argument with =": pod_p0(args=[f"--api-key={SECRET}"]),
     "a quoted argument in a script": pod_p0(args=[f"vllm serve m --api-key '{SECRET}' --tensor-parallel-size 2"]),
     "an assignment in a script": pod_p0(args=[f"export HUGGING_FACE_HUB_TOKEN={SECRET}; vllm serve m"]),
@@ -60,10 +64,11 @@ def test_tokens_of_a_known_form_are_masked_in_any_text(text: str) -> None:
 def test_what_explains_a_problem_stays() -> None:
     """An injected pod without secrets, and its pool, come out as they were."""
     by_reference = {"name": "TOKEN_FROM", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
-    words = ["--tensor-parallel-size", "2", "--max-num-batched-tokens", "8192", "--tokenizer", "org/m"]
+    words = ["org/m", "--tensor-parallel-size", "2", "--max-num-batched-tokens", "8192", "--tokenizer", "org/m"]
     pod = injected(pod_p0(args=words, env=[{"name": "PYTHONHASHSEED", "value": "0"}, by_reference])).pod
     assert masked(pod) == pod
     assert masked(pool_p1()) == pool_p1()
+    assert masked(["--api-key", "a", "b", "-tp", "2"]) == ["--api-key", MASKED, MASKED, "-tp", "2"]
 
 
 def test_what_only_fills_pages_is_left_out() -> None:

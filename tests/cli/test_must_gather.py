@@ -55,6 +55,7 @@ class Cluster(MemoryClusterApi):
             "text": f"reached http://u:{SECRET}@x.test\nall well\n"
         }
         self.answers[f"{PODS}/p0/log"] = {"text": "prompt: my diary\nINFO kvshare: verdict shared\n"}
+        # The log of every container of a pod is the same here; that of the payload's is asked for as well.
         self.answers[f"{NAMESPACE}/events"] = {
             "items": [
                 {"involvedObject": {"name": "p1"}, "message": "Ready"},
@@ -66,7 +67,10 @@ class Cluster(MemoryClusterApi):
     async def call(self, method: str, path: str, *, query: Mapping[str, str] | None = None, **more: Any) -> Json:
         """Remember what was asked for."""
         self.queries.append((path, dict(query or {})))
-        return await super().call(method, path, query=query, **more)
+        answer = await super().call(method, path, query=query, **more)
+        if path == PODS and "labelSelector" in (query or {}):
+            answer["items"] = [pod for pod in answer["items"] if names.MEMBER in pod["metadata"].get("labels", {})]
+        return answer
 
 
 def gather(
@@ -100,11 +104,30 @@ def test_the_archive_has_what_support_asks_for(monkeypatch: pytest.MonkeyPatch, 
         "webhook/configuration.yaml", "operator/deployments.yaml", "operator/pods.yaml",
         "operator/logs/kvshare-controller-1.controller.log", "pools/ns-a/p1/pool.yaml", "pools/ns-a/p1/members.yaml",
         "pools/ns-a/p1/logs/p0.vllm.log", "pools/ns-a/p1/logs/p0.vllm.previous.log", "pools/ns-a/p1/events.yaml",
-        "pools/ns-a/p2/pool.yaml",
+        f"pools/ns-a/p1/logs/p0.{names.PAYLOAD_CONTAINER}.log", "pools/ns-a/p2/pool.yaml",
     } <= set(files)  # fmt: skip
     assert [pool["name"] for pool in json.loads(files["check.json"])["pools"]] == ["p1", "p2"]
     assert yaml.safe_load(files["pools/ns-a/p1/pool.yaml"])["spec"] == pool_p1()["spec"]
     assert len(list(yaml.safe_load_all(files["webhook/configuration.yaml"]))) == 1
+    assert {"kvshare", "Python", "pools"} <= set(json.loads(files["versions.json"]))
+
+
+def test_pods_that_were_refused_are_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """The commonest reason to ask: a pod without our label, or none at all, as it was denied."""
+    api = Cluster()
+    left = pod_p0()
+    left["metadata"]["name"] = "left"
+    left["metadata"]["annotations"][names.INJECTED] = json.dumps({"pool": "p1", "reason": "ShellWrapper"})
+    api.objects[f"{PODS}/left"] = left
+    denied = 'pods "d-" is forbidden: admission webhook "inject.kvshare.dev" denied the request: kvshare: TPNotInPool'
+    api.answers[f"{NAMESPACE}/events"]["items"].append(
+        {"involvedObject": {"kind": "ReplicaSet", "name": "decode-1"}, "message": denied}
+    )
+    _, files = gather(monkeypatch, tmp_path, api)
+    assert "ShellWrapper" in files["pools/ns-a/p1/not-injected.yaml"]
+    assert "left" not in files["pools/ns-a/p1/members.yaml"]
+    assert "pools/ns-a/p2/not-injected.yaml" not in files
+    assert "TPNotInPool" in files["pools/ns-a/p1/events.yaml"]
 
 
 def test_secrets_prompts_and_other_peoples_events_are_not_in_it(
@@ -183,3 +206,15 @@ def test_the_archive_is_its_owners(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
     """Nobody else on the machine can read it."""
     gather(monkeypatch, tmp_path, Cluster())
     assert (tmp_path / "a.tar.gz").stat().st_mode & 0o077 == 0
+
+
+def test_every_file_of_the_connector_that_logs_is_recognised() -> None:
+    """vLLM's log has the file's name and no package; lines of others, above all prompts, are not kept."""
+    from kvshare_operator.cli.must_gather_reading import _ABOUT_US
+
+    sources = (pathlib.Path(__file__).parents[2] / "connector" / "kvshare_connector").rglob("*.py")
+    speaking = {file.name for file in sources if "logging.getLogger" in file.read_text()}
+    assert len(speaking) > 5
+    assert [name for name in speaking if not _ABOUT_US.search(f"(EngineCore pid=1) INFO 1-1 [{name}:1] said")] == []
+    assert not _ABOUT_US.search("(APIServer pid=1) INFO 11-30 [logger.py:39] Received request, prompt: 'my diary'")
+    assert not _ABOUT_US.search("(EngineCore pid=1) INFO 11-30 [core_client.py:39] something")

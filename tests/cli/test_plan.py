@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from kvshare_operator.cli.main import app
 from pods import Json, pool_p1
 
-FIELDS = {"storeTPSize", "source", "cacheNamespace", "cacheSplit", "ranks", "stages", "problems"}
+FIELDS = {"storeTPSize", "source", "cacheNamespace", "cacheSplit", "ranks", "stages", "kinds", "problems"}
 RANK = {"tp", "rank", "kvHeads", "shards", "replica", "replicas"}
 
 
@@ -139,8 +139,163 @@ def test_file_that_breaks_the_schema_names_every_mistake(tmp_path: pathlib.Path)
     assert found["storeTPSize"] is None
 
 
+def config(folder: pathlib.Path, **fields: object) -> str:
+    """A model's file."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+GEMMA: dict[str, object] = {
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 1024,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+
+
+def test_the_models_file_brings_heads_layers_and_kinds(tmp_path: pathlib.Path) -> None:
+    """Kinds as keys name them, each with its layers and stages; also where the text part is a part of the file."""
+    found = plan("--model-config", config(tmp_path, text_config=GEMMA), "--prefill", "4,2", "--pp", "1,2")
+    assert (found["storeTPSize"], found["ranks"][0]["kvHeads"]) == (4, [0, 1])
+    assert found["stages"] == [{"stage": 0, "layers": [0, 1]}, {"stage": 1, "layers": [2, 3]}]
+    assert found["kinds"] == [
+        {
+            "name": "full", "retention": "full", "windowTokens": None, "layers": [1, 3], "cached": True,
+            "stages": [{"stage": 0, "layers": [1]}, {"stage": 1, "layers": [3]}],
+        },
+        {
+            "name": "window1024-", "retention": "window of 1024 tokens", "windowTokens": 1024, "layers": [0, 2],
+            "stages": [{"stage": 0, "layers": [0]}, {"stage": 1, "layers": [2]}], "cached": True,
+        },
+    ]  # fmt: skip
+    table = invoke("--model-config", config(tmp_path, **GEMMA), "--prefill", "4").stdout
+    assert "Kinds of caches" in table
+    assert "window of 1024 tokens" in table
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"layer_types": None, "sliding_window": None}, ["full"]),
+        ({"layer_types": None, "use_sliding_window": False}, ["full"]),
+        ({"layer_types": None}, []),  # which layers have the window is known to the model's code only
+        ({"layer_types": None, "sliding_window": None, "mamba_d_state": 16}, []),
+        ({"sliding_window": None}, ["full"]),
+        ({"num_hidden_layers": None, "layer_types": None}, []),
+        ({"index_topk": 2048}, []),
+        ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, ["full", "state"]),
+        ({"layer_types": ["linear_attention"] * 4}, ["state"]),
+        ({"layer_types": ["chunked_attention"] * 3 + ["full_attention"]}, ["full", "other"]),
+    ],
+)
+def test_kinds_are_shown_where_the_file_says_them(
+    tmp_path: pathlib.Path, fields: dict[str, object], names: list[str]
+) -> None:
+    """Nothing is guessed, and a model whose members will be disabled is called so."""
+    found = plan("--model-config", config(tmp_path, **{**GEMMA, **fields}), "--prefill", "4")
+    assert [kind["name"] for kind in found["kinds"]] == names
+    cached = "other" not in names and names != ["state"]
+    assert all(kind["cached"] is cached for kind in found["kinds"])
+    assert ("SeveralKinds" in invoke("--model-config", str(tmp_path / "config.json"), "--prefill", "4").stdout) is not (
+        cached
+    )
+
+
+def test_every_layer_of_states_is_a_stage(tmp_path: pathlib.Path) -> None:
+    """And who reads them is said."""
+    types = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+    path = config(tmp_path, **{**GEMMA, **types})
+    (_, state) = plan("--model-config", path, "--prefill", "4", "--pp", "1,2")["kinds"]
+    assert state["stages"] == [{"stage": n, "layers": [layer]} for n, layer in enumerate((0, 1, 3))]
+    assert "state, read by one TP size" in invoke("--model-config", path, "--prefill", "4").stdout
+
+
+def test_a_latent_head_is_one_head(tmp_path: pathlib.Path) -> None:
+    """MLA, whatever the file calls its attention heads."""
+    path = config(tmp_path, num_hidden_layers=2, num_attention_heads=128, num_key_value_heads=128, kv_lora_rank=512)
+    assert plan("--model-config", path, "--prefill", "8")["storeTPSize"] == 1
+
+
+SPARSE: dict[str, object] = {
+    "model_type": "deepseek_v32", "num_hidden_layers": 4, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "kv_lora_rank": 512, "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["full", "indexer"]),
+        ({"index_topk_freq": 4}, []),  # which layers have an indexer follows from the model's code
+        ({"index_topk_pattern": "FSSS"}, []),
+        ({"index_head_dim": 64}, []),
+        ({"model_type": "deepseek_v4"}, []),
+        ({"model_type": ["deepseek_v32"]}, []),
+        ({"kv_lora_rank": None}, []),
+        ({"index_topk": None}, ["full"]),
+    ],
+)
+def test_indexers_are_a_kind_of_their_own(tmp_path: pathlib.Path, fields: dict[str, object], names: list[str]) -> None:
+    """DeepSeek V3.2: two caches in every layer; both are named as in keys."""
+    found = plan("--model-config", config(tmp_path, **{**SPARSE, **fields}), "--prefill", "4")
+    assert [kind["name"] for kind in found["kinds"]] == names
+    assert all(kind["cached"] and kind["layers"] == [0, 1, 2, 3] for kind in found["kinds"])
+    if len(names) == 2:
+        assert found["kinds"][1]["retention"] == "indexer"
+        assert found["storeTPSize"] == 1
+
+
+@pytest.mark.parametrize(("tokens", "code"), [(16, 1), (64, 0), (128, 1)])
+def test_a_pool_for_indexers_needs_the_block_of_their_kernels(tmp_path: pathlib.Path, tokens: int, code: int) -> None:
+    """The pool's block size becomes a flag, with which vLLM would find no backend and not start."""
+    pool = {
+        "apiVersion": "kvshare.dev/v1alpha1", "kind": "KVSharePool", "metadata": {"name": "v32", "namespace": "ns"},
+        "spec": {
+            "model": {"name": "org/m"}, "prefill": {"tensorParallelSizes": [8]}, "cache": {"blockSizeTokens": tokens},
+            "store": {"type": "External", "external": {"masterAddress": "m.ns.svc:50051"}},
+        },
+    }  # fmt: skip
+    file = tmp_path / "pool.json"
+    file.write_text(json.dumps(pool))
+    found = invoke("-f", str(file), "--model-config", config(tmp_path, **SPARSE), "-o", "json")
+    assert found.exit_code == code
+    assert [one["field"] for one in json.loads(found.stdout)["problems"]] == ["spec.cache.blockSizeTokens"] * code
+
+
+def test_a_pool_and_its_models_file(pool_file: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The file fills in what the pool leaves open."""
+    found = plan("-f", str(pool_file), "--model-config", config(tmp_path, **GEMMA))
+    assert len(found["kinds"]) == 2
+    assert found["ranks"][0]["kvHeads"] != []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "JSON object"),
+        ("{", "not JSON"),
+        ('{"num_hidden_layers": "4", "num_key_value_heads": -1}', "num_key_value_heads"),
+        ('{"num_hidden_layers": 3, "layer_types": ["full_attention"]}', "one for each of 3 layers"),
+        ('{"layer_types": [1]}', "list of words"),
+    ],
+)
+def test_a_file_that_is_no_models_is_wrong_usage(tmp_path: pathlib.Path, text: str, said: str) -> None:
+    """With every mistake in it."""
+    (tmp_path / "config.json").write_text(text)
+    result = invoke("--model-config", str(tmp_path / "config.json"), "--prefill", "4")
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_flag_that_contradicts_the_models_file_is_wrong_usage(tmp_path: pathlib.Path) -> None:
+    """Neither of the two is taken."""
+    path = config(tmp_path, **GEMMA)
+    assert invoke("--model-config", path, "--prefill", "4", "--kv-heads", "8").exit_code == 2
+    assert invoke("--model-config", path, "--prefill", "4", "--layers", "8").exit_code == 2
+
+
 USAGE = {
     "nothing": [],
+    "a model's file that does not exist": ["--model-config", "/nonexistent.json", "--prefill", "4"],
     "heads without sizes": ["--kv-heads", "8"],
     "sizes without heads": ["--prefill", "4"],
     "a size that is no number": ["--kv-heads", "8", "--prefill", "four"],
@@ -167,6 +322,22 @@ def test_file_without_exactly_one_pool_is_wrong_usage(tmp_path: pathlib.Path) ->
         path = tmp_path / "x.yaml"
         path.write_text(text)
         assert invoke("-f", str(path)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [("a", True), ("a-1", True), ("a" * 63, True), ("a" * 64, False), ("a.b", False), ("A", False), ("-", False)],
+)
+def test_names_that_the_api_server_refuses_are_a_problem_of_the_plan(
+    tmp_path: pathlib.Path, name: str, works: bool
+) -> None:
+    """The name becomes a label value and part of Service names; the rest of the plan is shown all the same."""
+    path = tmp_path / "pool.yaml"
+    path.write_text(yaml.safe_dump({**pool_p1(), "metadata": {"name": name}}))
+    result = invoke("-f", str(path), "-o", "json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["storeTPSize"]) == (0 if works else 1, 4)
+    assert [problem["field"] for problem in found["problems"]] == ([] if works else ["metadata.name"])
 
 
 def test_table_is_plain_text_when_it_is_piped(pool_file: pathlib.Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 
 import pytest
 from typer.testing import CliRunner
 
+from kvshare_operator.api import crd
 from kvshare_operator.api.reasons import refusal
 from kvshare_operator.cli.main import app
+from kvshare_operator.core.pool.census import State
 from pages import ALL, ROOT, Block, commands
 from testbed.demo import steps
 from testbed.demo.manifests import render
@@ -69,3 +72,26 @@ def test_the_tutorials_refusal_has_the_products_own_words() -> None:
     """Cause and remedy."""
     sentence = refusal("TPNotInPool", given=3, pool="demo", role="prefill", expected="2, 4").sentence()
     assert sentence in TUTORIAL.read_text()
+
+
+def test_every_state_of_an_owner_leads_on() -> None:
+    """The page about refusals has each state that `kvshare check` prints."""
+    page = (ROOT / "docs" / "howto" / "reading-a-refusal.md").read_text()
+    (table,) = re.findall(r"\| State \| Meaning .*?\n\n", page, re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:] if row)))
+    printed = {*typing.get_args(State), "groupIncomplete"} - {"recordDiffers"}  # an edited record changes nothing
+    assert named == printed
+
+
+def test_the_refusals_message_on_the_page_is_the_products() -> None:
+    """The record of a pod whose script does not expand the variable."""
+    page = (ROOT / "docs" / "howto" / "reading-a-refusal.md").read_text()
+    sentence = refusal("ShellWrapper", container="vllm", problem="it does not expand $KVSHARE_VLLM_ARGS").message
+    assert f'"reason":"ShellWrapper","message":"{sentence} Put ..."' in page
+
+
+def test_the_answer_to_a_moved_store_tp_is_the_resources() -> None:
+    """Word for word the rule of the definition."""
+    page = (ROOT / "docs" / "howto" / "adding-a-tp-size.md").read_text()
+    rules = [rule["message"] for rule in crd.structural_schema()["x-kubernetes-validations"]]
+    assert any(f"\n{message}\n" in page for message in rules)

@@ -7,29 +7,11 @@ import pytest
 
 from testbed import mooncake
 from testbed.engine import engine
-from testbed.sharing import BLOCK, ENVIRONMENT, PATIENT, connector_flags, member, objects, settle, text
-from testbed.tiny_families import tiny_deepseek, tiny_gemma
+from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, member, objects, settle, text
+from testbed.tiny_families import tiny_deepseek
 
 PROMPT = text(1, 400)
-DEVELOPER = {**PATIENT, "VLLM_SERVER_DEV_MODE": "1"}
-
-
-@pytest.mark.engine
-def test_windows_beside_full_attention_are_served_without_caching(tmp_path: Path) -> None:
-    """Gemma 3 has two kinds of caches: disabled with the reason, nothing is stored, answers repeat."""
-    with (
-        mooncake.store(tmp_path) as store,
-        engine(
-            tmp_path, "gemma", model=tiny_gemma(), arguments=connector_flags(store, store_tp=4), environment=DEVELOPER
-        ) as running,
-    ):
-        first = running.server.complete(PROMPT, max_tokens=16)
-        assert (member(running.server)["verdict"], member(running.server)["reason"]) == ("disabled", "SeveralKinds")
-        assert running.server.reset_cache(external=True)
-        again = running.server.complete(PROMPT, max_tokens=16)
-        assert (again.token_ids, again.cached_tokens) == (first.token_ids, 0)
-        assert objects(store) == []
-        assert running.server.metric("kvshare_lookups_total") == 0
+DEVELOPER = {**ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.mark.matrix
@@ -57,7 +39,7 @@ def test_an_encoding_that_nobody_has_declared_keeps_to_itself(tmp_path: Path) ->
         assert (again.token_ids, again.cached_tokens) == (first.token_ids, blocks * BLOCK)
 
 
-@pytest.mark.matrix
+@pytest.mark.engine
 def test_a_latent_head_on_a_processor_without_matrix_tiles_is_served_without_caching(tmp_path: Path) -> None:
     """vLLM turns prefix caching off for MLA on such processors: disabled with that reason, and served all the same."""
     if "amx_tile" in Path("/proc/cpuinfo").read_text():

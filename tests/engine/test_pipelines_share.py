@@ -9,9 +9,9 @@ import pytest
 from testbed import mooncake
 from testbed.completions import Server
 from testbed.engine import engine
-from testbed.sharing import BLOCK, PATIENT, connector_flags, member, objects, settle, text, troubles
+from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, member, objects, settle, text, troubles
 
-pytestmark = pytest.mark.matrix
+pytestmark = pytest.mark.engine
 
 STORE_TP, STAGES, ANSWER_TOKENS = 2, 2, 24
 
@@ -36,7 +36,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
             stack.enter_context(
                 engine(
                     folder, name, tp=tp, pp=pp, layout=layout, reference_attention=True, arguments=flags,
-                    environment=PATIENT,
+                    environment=ENVIRONMENT,
                 )
             ).server
             for name, tp, pp, layout in (("pipeline", 1, 2, "NHD"), ("flat", 2, 1, "HND"))

@@ -15,7 +15,7 @@ import pytest
 from testbed import mooncake
 from testbed.completions import Answer, Server
 from testbed.engine import engine
-from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, counted, objects, settle, text
+from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, counted, empty_cache, objects, settle, text
 
 pytestmark = pytest.mark.matrix
 
@@ -45,21 +45,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         server = stack.enter_context(
             engine(
                 folder, "engine", layout="NHD", reference_attention=True,
-                arguments=connector_flags(store, store_tp=1, save_decode_cache=False, lookup_seconds=5),
+                arguments=connector_flags(store, store_tp=1, save_decode_cache=False),
                 environment={**ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1"},
             )
         ).server  # fmt: skip
         expected = [server.complete(prompt, max_tokens=ANSWER_TOKENS) for prompt in STORED]
         settle(store, BLOCKS)
         yield Running(store, server, expected)
-
-
-def forget(server: Server, *, external: bool = False) -> None:
-    """Empty the engine's cache; blocks that are still being saved prevent it for a moment."""
-    deadline = time.monotonic() + 30
-    while not server.reset_cache(external=external):
-        assert time.monotonic() < deadline, "the cache could not be emptied for 30 s"
-        time.sleep(0.2)
 
 
 def ask_all(server: Server, prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -70,7 +62,7 @@ def ask_all(server: Server, prompts: Sequence[Sequence[int]]) -> list[Answer]:
 
 def test_what_was_stored_comes_back_after_the_engine_has_forgotten_it(running: Running) -> None:
     """C19: the second pass of the same prompts reads; without this, the tests below would prove nothing."""
-    forget(running.server)
+    empty_cache(running.server)
     answers = ask_all(running.server, STORED)
     assert [a.token_ids for a in answers] == [e.token_ids for e in running.expected]
     assert sum(a.cached_tokens for a in answers) == BLOCKS * BLOCK
@@ -78,7 +70,7 @@ def test_what_was_stored_comes_back_after_the_engine_has_forgotten_it(running: R
 
 def test_one_hanging_node_of_two_costs_less_than_a_lease(running: Running) -> None:
     """F7: eight loads with half of their keys on a node that hangs; all end, healthy keys arrive, answers are right."""
-    forget(running.server)
+    empty_cache(running.server)
     before = running.server.metric("kvshare_loaded_objects_total")
     running.store.nodes[1].process.pause()
     try:
@@ -121,7 +113,7 @@ def test_the_engine_shares_again_once_the_store_is_back(running: Running) -> Non
         prompt = text(seed, 200)
         first = running.server.complete(prompt, max_tokens=ANSWER_TOKENS)
         time.sleep(1)
-        forget(running.server)
+        empty_cache(running.server)
         second = running.server.complete(prompt, max_tokens=ANSWER_TOKENS)
         assert second.token_ids == first.token_ids
         if second.cached_tokens == len(prompt) // BLOCK * BLOCK:
@@ -139,7 +131,7 @@ def test_a_reset_under_traffic_leaves_no_key_of_before(running: Running) -> None
         rounds = traffic.result()
     for answers in rounds:
         assert [a.token_ids for a in answers] == [e.token_ids for e in running.expected]
-    forget(running.server, external=True)
+    empty_cache(running.server, external=True)
     deadline = time.monotonic() + 30
     while objects(running.store):
         assert time.monotonic() < deadline, f"{len(objects(running.store))} keys are left"

@@ -93,7 +93,7 @@ def shared(folder: Path) -> Iterator[Shared]:
 
 def settle(server: Server, store: mooncake.Store, keys: int) -> None:
     """Wait until the store holds at least ``keys`` objects; saving is asynchronous."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(objects(store)) < keys:
         assert time.monotonic() < deadline, f"{len(objects(store))} objects stored, {keys} expected; {server.url}"
         time.sleep(0.1)

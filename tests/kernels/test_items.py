@@ -17,7 +17,7 @@ from poison import POISON
 
 pytest.importorskip("triton")
 
-Make = Callable[[Sequence[torch.Tensor], Sequence[Sequence[naive.Run]]], Kernels]
+Make = Callable[..., Kernels]
 
 
 @pytest.fixture(scope="module", params=["plain", "triton"])
@@ -98,6 +98,37 @@ def test_one_row_goes_to_every_block_that_wants_it(make: Make) -> None:
     assert all(torch.equal(_row(views, _shards(2, 2, 2)[0], block), rows[1]) for block in (0, 2))
     assert torch.equal(_row(views, _shards(2, 2, 2)[0], 3), rows[0])
     assert all(bool((view[1] == POISON).all()) for view in views)
+
+
+@pytest.mark.parametrize("cell", [6, 8, 64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_of_an_object_come_from_different_blocks(make: Make, layout: str, cell: int) -> None:
+    """Layers of two cache groups in one object: each part has a block of its own and leaves the other's bytes alone."""
+    storage, views = caches(layout, 4, 5, 2, 3, cell)
+    for layer, view in enumerate(views):
+        view.copy_(label(layer, 5, 2, 3, cell))
+    size = 3 * cell  # one head of one layer
+    parts: list[list[naive.Run]] = [[(0, 1, 1), (2, 1, 1)], [(1, 1, 1), (3, 1, 1)], [(0, 0, 2)]]
+    kernels = make(views, parts, [(0, 2 * size), (size, 3 * size), None])
+    assert kernels.sizes == (3 * size, 4 * size, 2 * size)
+    rows = torch.full((3, 4 * size + 2), POISON, dtype=torch.uint8)
+    kernels.pack(torch.tensor([0, 1, 0, 2]), torch.tensor([4, 2, 3, 1]), rows, torch.tensor([0, 0, 1, 2]))
+    whole = torch.cat([views[layer][block, 1].reshape(-1) for layer, block in ((0, 4), (1, 2), (2, 4), (3, 2))])
+    assert torch.equal(rows[0, : 4 * size], whole)
+    assert torch.equal(rows[1, :size], views[0][3, 1].reshape(-1))
+    assert torch.equal(rows[1, 2 * size : 3 * size], views[2][3, 1].reshape(-1))
+    assert bool((rows[1, size : 2 * size] == POISON).all())
+    assert bool((rows[:, 4 * size :] == POISON).all())
+    assert torch.equal(rows[2, : 2 * size], _row(views, parts[2], 1))
+
+    target, other = caches(layout, 4, 5, 2, 3, cell)
+    expected, wanted = caches(layout, 4, 5, 2, 3, cell)
+    for layer, block, source in ((0, 0, 4), (2, 0, 4), (1, 3, 2), (3, 3, 2)):
+        wanted[layer][block, 1] = views[layer][source, 1]
+    back = make(other, parts, [(0, 2 * size), (size, 3 * size), None])
+    back.unpack(torch.tensor([0, 1]), torch.tensor([0, 3]), rows, torch.tensor([0, 0]))
+    assert torch.equal(target, expected)
+    assert storage.numel() == target.numel()
 
 
 def test_layers_of_allocations_of_their_own_in_any_order(make: Make) -> None:

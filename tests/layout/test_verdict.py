@@ -55,6 +55,22 @@ def _two_geometries(ranks: tuple[RankFacts, ...]) -> tuple[RankFacts, ...]:
     return tuple(replace(r, layers=(*r.layers[:-1], replace(r.layers[-1], cell_bytes=132))) for r in ranks)
 
 
+def _alternating(ranks: tuple[RankFacts, ...], groups: tuple[int, ...] = (0, 1)) -> tuple[RankFacts, ...]:
+    """Every second layer has a window of 128 tokens; ``groups`` of the two kinds."""
+    return tuple(
+        replace(
+            r,
+            layers=tuple(
+                replace(x, retention=Retention("window", 128), group=groups[1])
+                if x.index % 2
+                else replace(x, group=groups[0])
+                for x in r.layers
+            ),
+        )
+        for r in ranks
+    )
+
+
 ROWS = [
     Row("everything fits", SHARED, "Shared", ("4 Store shards", "1 Store stages")),
     Row("an engine without prefix caching", DISABLED, "NoPrefixCache", ("off",), _base(problem="NoPrefixCache: off")),
@@ -75,15 +91,58 @@ ROWS = [
         ("nothing to cache",),
         ranks=lambda r: tuple(replace(x, layers=()) for x in r),
     ),
+    Row("a window", SHARED, "Shared", ("window of 128 tokens",), layer={"retention": Retention("window", 128)}),
     Row(
-        "a window",
+        "windows alone, beside another connector",
         DISABLED,
         "SeveralKinds",
-        ("retention window", "full-attention"),
+        ("retention window", "beside another connector"),
+        config=parsed(store_tp_size=4, inside_multi_connector=True),
         layer={"retention": Retention("window", 128)},
     ),
-    Row("a state", DISABLED, "SeveralKinds", ("retention state",), layer={"retention": Retention("state")}),
-    Row("two cache groups", DISABLED, "SeveralKinds", ("2 cache groups",), _base(cache_groups=2)),
+    Row(
+        "windows beside full attention, beside another connector",
+        SHARED,
+        "Shared",
+        ("kinds: full, window of 128 tokens",),
+        _base(cache_groups=2),
+        parsed(store_tp_size=4, inside_multi_connector=True),
+        ranks=_alternating,
+    ),
+    Row(
+        "windows beside full attention",
+        SHARED,
+        "Shared",
+        ("4 Store shards", "kinds: full, window of 128 tokens"),
+        _base(cache_groups=2),
+        ranks=_alternating,
+    ),
+    Row(
+        "a state",
+        DISABLED,
+        "SeveralKinds",
+        ("retention state", "the name of another"),
+        layer={"retention": Retention("state")},
+    ),
+    Row("another rule", DISABLED, "SeveralKinds", ("retention other",), layer={"retention": Retention("other")}),
+    Row("a group without layers", DISABLED, "SeveralKinds", ("2 cache groups", "groups [0]"), _base(cache_groups=2)),
+    Row(
+        "windows and full attention in one group",
+        DISABLED,
+        "SeveralKinds",
+        ("1 cache groups", "one kind"),
+        ranks=lambda r: tuple(replace(x, layers=tuple(replace(y, group=0) for y in x.layers)) for x in _alternating(r)),
+    ),
+    Row(
+        "windows whose caches have other cells",
+        DISABLED,
+        "SeveralKinds",
+        ("2 cache geometries", "full, window"),
+        _base(cache_groups=2),
+        ranks=lambda r: tuple(
+            replace(x, layers=tuple(replace(y, cell_bytes=256 << y.group) for y in x.layers)) for x in _alternating(r)
+        ),
+    ),
     Row("an extra indexer cache", DISABLED, "SeveralKinds", ("2 cache geometries",), ranks=_two_geometries),
     Row("finer hashes", DISABLED, "BlockMismatch", ("cover 8 tokens", "blocks 16"), _base(hash_block_tokens=8)),
     Row("other cache blocks", DISABLED, "BlockMismatch", ("blocks 16", "blocks 32"), layer={"block_tokens": 32}),
@@ -437,4 +496,71 @@ def test_any_topology_gets_a_verdict(
     assert decision.verdict.reason
     assert decision.verdict.message
     held = [item for facts in rank_facts(engine) for item in held_objects(decision, facts)]
+    prove_tiling(dict(decision.objects), held)
+
+
+def _hybrid(tp: int, pp: int = 1, *, groups: tuple[int, ...] = (0, 1), **changes: object) -> Decision:
+    engine = engine_facts(tp, pp, 8, 6, cache_groups=2, **changes)
+    config = parsed(store_tp_size=8, pipeline_parallel_sizes=(1, 2))
+    return decide(config, engine, _alternating(rank_facts(engine), groups))
+
+
+def test_kinds_are_named_by_what_they_are_whatever_the_engine_calls_its_groups() -> None:
+    """Other TP and pipeline sizes, and groups in another order: one namespace, the same keys and objects."""
+    decisions = [_hybrid(1), _hybrid(4), _hybrid(16), _hybrid(2, 2), _hybrid(2, groups=(1, 0))]
+    assert len({(decision.namespace, decision.objects) for decision in decisions}) == 1
+    assert [kind.name for kind in decisions[0].kinds] == ["full", "window128-"]
+    assert [kind.layers for kind in decisions[0].kinds] == [(0, 2, 4), (1, 3, 5)]
+    assert [decision.groups for decision in decisions[-2:]] == [((0,), (1,)), ((1,), (0,))]
+
+
+def test_the_window_is_part_of_what_a_cache_is() -> None:
+    """Two models that differ in the window, or in which layers have it, never meet; nor do they meet full attention."""
+    engine = engine_facts(2, 1, 8, 6, cache_groups=2)
+    ranks = _alternating(rank_facts(engine))
+    other = tuple(
+        replace(r, layers=tuple(replace(x, retention=Retention("window", 256)) if x.group else x for x in r.layers))
+        for r in ranks
+    )
+    moved = tuple(
+        replace(
+            r, layers=tuple(replace(x, retention=Retention("full"), group=0) if x.index == 1 else x for x in r.layers)
+        )
+        for r in ranks
+    )
+    config = parsed(store_tp_size=8)
+    plain = engine_facts(2, 1, 8, 6)
+    found = [decide(config, engine, facts) for facts in (ranks, other, moved)]
+    found.append(decide(config, plain, rank_facts(plain)))
+    assert {decision.verdict.state for decision in found} == {SHARED}
+    assert len({decision.namespace for decision in found}) == 4
+
+
+def test_members_keep_the_fingerprint_they_had() -> None:
+    """What is in the store of a pool of full attention, or of windows, is found by this release too."""
+    assert _decide(_base()).fingerprint == "f0b20a6b6901ebd79090f817f66533d1"
+    assert _hybrid(2).fingerprint == "caf13435a639a0a02f286da5b090ed9d"
+
+
+def test_every_block_of_every_kind_is_covered_by_the_ranks() -> None:
+    """Two kinds, pipeline stages and replicated heads: nothing is missing and nothing is written twice."""
+    for tp, pp in ((1, 1), (4, 2), (16, 1)):
+        decision = _hybrid(tp, pp)
+        engine = engine_facts(tp, pp, 8, 6, cache_groups=2)
+        held = [item for facts in _alternating(rank_facts(engine)) for item in held_objects(decision, facts)]
+        for block in range(3):
+            prove_tiling(dict(decision.objects), held, block)
+        assert decision.whole
+
+
+def test_an_isolated_engine_of_two_kinds_stores_an_opaque_object_per_rank_and_kind() -> None:
+    """The same rule for members that keep to themselves; a rank without layers of a kind stores none of it."""
+    engine = engine_facts(2, 3, 8, 3, cache_groups=2)
+    ranks = _alternating(rank_facts(engine))
+    decision = decide(parse({"store_tp_size": "four"}), engine, ranks)
+    assert decision.verdict.state == ISOLATED
+    held = [item for facts in ranks for item in held_objects(decision, facts)]
+    assert [(i.id.kind, i.id.shard) for i in held] == [
+        ("full", 0), ("full", 1), ("window128-", 2), ("window128-", 3), ("full", 4), ("full", 5),
+    ]  # fmt: skip
     prove_tiling(dict(decision.objects), held)

@@ -6,6 +6,10 @@ has Mooncake mounted from this machine; a policy of the cluster adds that mount 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,6 +17,7 @@ import httpx
 import pytest
 
 from kvshare_operator.api import names
+from stored_keys import block_keys
 from testbed import places
 from testbed.cluster import cluster
 from testbed.completions import Server
@@ -21,7 +26,8 @@ from testbed.demo.engines import DemoEngine
 from testbed.demo.place import ENVIRONMENT, MODEL, OwnCluster
 from testbed.demo.settings import Settings
 from testbed.demo.steps import PROMPT_TOKENS, text_tokens, whole_blocks
-from testbed.kubectl import Kubectl, Object
+from testbed.kubectl import Kubectl, NotTrueInTimeError, Object
+from testbed.prepare.go_programs import search_path
 
 pytestmark = pytest.mark.scenario
 NAMESPACE = "managed"
@@ -31,6 +37,7 @@ MASTER, NODES = "kvs-demo-master", "kvs-demo-nodes"
 CONTROLLER = "app.kubernetes.io/component=controller"
 FULL_PASS_SECONDS = 60
 REUSABLE = whole_blocks(PROMPT_TOKENS - 1)
+STORE_TP = 2  # of a prefill size of 2 and a decode size of 1
 
 
 class Place:
@@ -94,24 +101,39 @@ class Place:
         self.kubectl.run("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=590s", timeout=600)
         return self.engine()
 
-    def keys(self) -> int:
-        """How many objects the store holds, by the master's own count."""
-        address = self.kubectl.pod_ip("app.kubernetes.io/component=store-master")
-        return len(httpx.get(f"http://{address}:9003/get_all_keys", timeout=10).text.splitlines())
+    def keys(self) -> set[str]:
+        """The objects that the store holds, by the master's own list; waits for a master that is being replaced."""
+        found = set[str]()
+
+        def listed() -> bool:
+            nonlocal found
+            try:
+                address = self.kubectl.pod_ip("app.kubernetes.io/component=store-master")
+                answer = httpx.get(f"http://{address}:9003/get_all_keys", timeout=10).raise_for_status()
+            except (KeyError, NotTrueInTimeError, httpx.HTTPError):
+                return False
+            found = set(answer.text.splitlines())
+            return True
+
+        self.wait("the master lists its keys", listed)
+        return found
 
     def saved(self, salt: int) -> tuple[int, ...]:
-        """Ask for a new prompt until its blocks are in the store; return the answer."""
-        low = self.keys()
-        answer = self.engine().complete(text_tokens(PROMPT_TOKENS, salt=salt))
+        """Ask for a new prompt until its blocks are in the store; return the answer.
+
+        The master gives a dead node's memory away until the node's time is over. What a save loses there is saved with
+        the next request for it.
+        """
+        before, answers = self.keys(), set[tuple[int, ...]]()
 
         def grown() -> bool:
-            nonlocal low
-            now = self.keys()
-            low = min(low, now)  # keys of a dead node disappear meanwhile
-            return now >= low + REUSABLE // 32
+            answers.add(self.engine().complete(text_tokens(PROMPT_TOKENS, salt=salt)).token_ids)
+            # Keys of a dead node disappear meanwhile, so new ones are counted and not all.
+            return len(self.keys() - before) >= STORE_TP * REUSABLE // 32
 
         self.wait("the blocks are in the store", grown, seconds=60)
-        return answer.token_ids
+        (answer,) = answers
+        return answer
 
     def kill(self, pod: str) -> None:
         """End a pod without a word to its processes' friends, and wait for its replacement."""
@@ -169,6 +191,40 @@ def packages_for_store_pods() -> list[Object]:
 
 
 ANSWERS: dict[int, tuple[int, ...]] = {}
+STORE_KEYS = """
+import os, sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup(os.environ["POD_IP"], "P2PHANDSHAKE", 0, 1 << 24, "tcp", "", os.environ["MOONCAKE_MASTER"]) == 0
+assert {store.put(key, b"x" * 1000) for key in sys.argv[1:]} == {0}
+store.close()
+"""
+
+
+def test_old_generation_is_purged_through_the_stores_own_pods(place: Place) -> None:
+    """Keys are listed through the API server; this machine cannot reach the master, so a command for a pod is given."""
+    prefix = place.kubectl.get("kvsharepool", "demo")["status"]["cacheNamespace"]
+    place.kubectl.run("exec", f"{NODES}-0", "--", "python3", "-c", STORE_KEYS, *block_keys(prefix, 3), "not/ours")
+    place.kubectl.run("patch", "kvsharepool", "demo", "--type=merge", '--patch={"spec":{"model":{"generation":2}}}')
+    asked = kvshare(place, "purge", "-o", "json")
+    assert asked.returncode == 0, asked.stderr
+    rows = [(row["prefix"], row["objects"], row["bytes"], row["state"]) for row in json.loads(asked.stdout)["rows"]]
+    assert rows == [(prefix, 6, 6000, "old"), (prefix, 1, 1000, "old")]
+    time.sleep(15)  # to ask for a size is a read, whose lease must end
+    told = kvshare(place, "purge", "--delete", "--yes", "-o", "json")
+    (command,) = json.loads(told.stdout)["commands"]
+    environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(place.kubectl.kubeconfig)}
+    ran = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert "REMOVED [7]" in ran.stdout, ran.stderr
+    assert place.keys() == {"not/ours"}
+
+
+def kvshare(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a person of this machine would."""
+    code = "from kvshare_operator.cli.main import main; main()"
+    environment = {**os.environ, "KUBECONFIG": str(place.kubectl.kubeconfig)}
+    command = [sys.executable, "-c", code, *words, "-n", NAMESPACE]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_engine_finds_in_the_store_what_its_former_pod_computed(place: Place) -> None:

@@ -16,7 +16,7 @@ from kvshare_layout.config import ConnectorConfig, to_dotted_flags
 from testbed import mooncake, places
 from testbed.completions import Answer, Server
 from testbed.engine import engine
-from testbed.sharing import LOOKUP_SECONDS, PATIENT, troubles
+from testbed.sharing import ENVIRONMENT, troubles
 
 pytestmark = pytest.mark.matrix
 
@@ -99,7 +99,6 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         config = ConnectorConfig(
             store_tp_size=STORE_TP, cache_namespace="kvs1/p-matrix/g1", master_server_address=store.address,
             block_size_tokens=BLOCK, hash_algorithm="sha256_cbor", staging_bytes=32 << 20,
-            lookup_timeout_seconds=LOOKUP_SECONDS,
         )  # fmt: skip
         flags = [*to_dotted_flags(config, kv_role="kv_both"), "--prefix-caching-hash-algo=sha256_cbor"]
         stored: list[Member] = []
@@ -108,7 +107,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
                 name = f"{life}-{member}".replace(" ", "-")
                 with engine(
                     folder, name, tp=member.tp, layout=member.layout, reference_attention=True,
-                    arguments=flags, environment=PATIENT,
+                    arguments=flags, environment=ENVIRONMENT,
                 ) as running:  # fmt: skip
                     if life == 1:
                         answer = running.server.complete(prompt_of(member), max_tokens=ANSWER_TOKENS)

@@ -13,7 +13,7 @@ import pytest
 from testbed import mooncake
 from testbed.completions import Answer, Server
 from testbed.engine import engine
-from testbed.sharing import BLOCK, PATIENT, connector_flags, member, settle, text, troubles
+from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, member, settle, text, troubles
 
 pytestmark = pytest.mark.matrix
 
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         found = Run(stack.enter_context(mooncake.store(folder)), {}, expected)
         for name, (tp, layout, role) in MEMBERS.items():
             running = engine(
-                folder, name, tp=tp, layout=layout, reference_attention=True, environment=PATIENT,
+                folder, name, tp=tp, layout=layout, reference_attention=True, environment=ENVIRONMENT,
                 arguments=connector_flags(found.store, store_tp=STORE_TP, role=role),
             )  # fmt: skip
             found.servers[name] = stack.enter_context(running).server

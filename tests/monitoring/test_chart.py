@@ -44,6 +44,13 @@ def test_the_dashboard_arrives_unchanged() -> None:
     assert json.loads(found["data"]["kvshare.json"]) == json.loads((CHART / "dashboards" / "kvshare.json").read_text())
 
 
+def test_the_dashboard_may_have_no_label_of_ours() -> None:
+    """`labels: {grafana_dashboard: null}`, where a sidecar looks for something else."""
+    objects = rendered("monitoring.dashboard.enabled=true", "monitoring.dashboard.labels.grafana_dashboard=null")
+    (found,) = [one for one in objects if one["kind"] == "ConfigMap"]
+    assert "grafana_dashboard" not in found["metadata"]["labels"]
+
+
 def test_the_alerts_arrive_unchanged() -> None:
     """With the labels by which a Prometheus chooses its rules."""
     (found,) = [

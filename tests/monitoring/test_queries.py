@@ -69,6 +69,10 @@ def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
         yield from selectors(inner)
 
 
+def _without_matchers(query: str) -> str:
+    return re.sub(r"\{[^}]*\}", "", query)
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_metrics_and_labels_of_a_query_exist(query: str) -> None:
     """Parsed as Prometheus would; every name is exported, every matched or grouped label is there."""
@@ -81,13 +85,18 @@ def test_metrics_and_labels_of_a_query_exist(query: str) -> None:
         labels |= known[selector.name] | SCRAPED
         for matcher in selector.matchers.matchers:
             assert matcher.name in known[selector.name] | SCRAPED, (selector.name, matcher.name)
+    replaced = re.findall(r'label_replace\([^"]*,\s*"(\w+)",\s*"[^"]*",\s*"(\w+)"', _without_matchers(query))
+    for made, source in replaced:
+        # Prometheus calls a label of ours so that the target has too.
+        assert source.removeprefix("exported_") in labels
+        labels.add(made)
     for grouped in re.findall(r"\bby \(([^)]*)\)", query):
         assert {label.strip() for label in grouped.split(",")} <= labels
 
 
 def test_codes_and_verdicts_that_alerts_name_exist() -> None:
     """A renamed code would silence an alert without anybody noticing."""
-    from kvshare_connector.store.codes import CODES
+    from kvshare_connector.store.codes import CODES, Reaction
     from kvshare_operator.api.status import Members
 
     ours = {counters.SHORT_READ, counters.NO_CLIENT, counters.OVERDUE, counters.RAISED}
@@ -101,9 +110,12 @@ def test_codes_and_verdicts_that_alerts_name_exist() -> None:
     assert named
     assert named <= known
     (table,) = re.findall(r"### KVShareTransfersFail\n(.*?)\n###", PAGE, re.DOTALL)
-    assert {
+    explained = {
         code for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", row)
-    } <= known
+    }
+    assert explained <= known
+    users = {code.name for code in CODES.values() if code.reaction is Reaction.USER}
+    assert users | ours - {counters.NO_CLIENT} | {"CHECKSUM_MISMATCH"} <= explained, "codes that somebody must act on"
 
 
 def test_every_alert_has_a_section_that_says_what_to_do() -> None:
@@ -113,9 +125,11 @@ def test_every_alert_has_a_section_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_alerts_say_what_and_what_it_means(rule: dict[str, Any]) -> None:
-    """Severity, a summary with what is affected, a description; templates use labels that the query keeps."""
+    """Severity, what is affected, description, section of the page; templates use labels that the query keeps."""
     assert rule["labels"]["severity"] in ("info", "warning")
-    assert set(rule["annotations"]) == {"summary", "description"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    section = f"docs/howto/monitoring.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook_url"] == f"https://github.com/kvshare/kvshare/blob/main/{section}"
     kept = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in group.split(",")}
     used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
     assert used <= kept

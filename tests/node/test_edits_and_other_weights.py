@@ -21,6 +21,7 @@ from testbed.demo.engines import DemoEngine
 from testbed.demo.place import OwnCluster
 from testbed.demo.settings import Settings
 from testbed.demo.steps import NAMESPACE, PROMPT_TOKENS, Demo, condition, text_tokens, whole_blocks
+from testbed.kubectl import KubectlError
 from testbed.tiny_llama import TinyModel
 from testbed.tiny_model import tiny_model
 
@@ -89,6 +90,16 @@ def edit(demo: Demo, **spec: Any) -> None:
     )
 
 
+def restart(demo: Demo, engine: DemoEngine) -> None:
+    """Restart an engine as its problem's command says, and wait until the pool has its report."""
+    demo.kubectl.run("rollout", "restart", f"deployment/{engine.name}")
+    demo.kubectl.run("rollout", "status", f"deployment/{engine.name}", "--timeout=590s", timeout=600)
+    demo.kubectl.wait_for(
+        "its report is there", lambda: f"deployment/{engine.name}" not in problems(demo), seconds=60,
+        about=lambda: demo.kubectl.describe("kvsharepool", "demo"),
+    )  # fmt: skip
+
+
 def problems(demo: Demo) -> dict[str, str]:
     """Reason by owner."""
     return {one["owner"]: one["reason"] for one in demo.pool()["status"].get("problems", [])}
@@ -104,6 +115,25 @@ def test_edit_that_keeps_the_cache_outdates_running_engines_and_they_go_on_shari
         assert ask(demo, ONE, salt=1).cached_tokens == CACHED
     assert first.cached_tokens == 0
     assert failed == []
+
+
+def test_added_size_that_moves_the_store_tp_size_is_joined_pod_by_pod(demo: Demo) -> None:
+    """TP 4 beside 2 and 1: refused, then wished for; old pods share among themselves, restarted ones anew."""
+    with pytest.raises(KubectlError, match="would move Store TP"):
+        edit(demo, prefill={"tensorParallelSizes": [2, 4]})
+    with traffic(demo) as failed:
+        edit(demo, prefill={"tensorParallelSizes": [2, 4]}, storeTPSize=4)
+        assert demo.pool()["status"]["storeTPSize"] == 4
+        assert problems(demo) == {"deployment/prefill": "CacheSplit", "deployment/decode": "CacheSplit"}
+        first = ask(demo, TWO, salt=2)
+        assert ask(demo, ONE, salt=2).cached_tokens == CACHED
+    assert failed == []
+    restart(demo, ONE)
+    assert set(problems(demo)) == {"deployment/prefill"}
+    again = ask(demo, ONE, salt=2)
+    assert (again.cached_tokens, again.token_ids) == (0, first.token_ids)
+    restart(demo, TWO)
+    assert (ask(demo, TWO, salt=2).cached_tokens, problems(demo)) == (CACHED, {})
 
 
 def test_edit_that_starts_a_new_cache_splits_running_engines_from_new_ones(demo: Demo) -> None:
@@ -125,7 +155,8 @@ def test_edit_that_starts_a_new_cache_splits_running_engines_from_new_ones(demo:
         demo.kubectl.wait_for_deployment(engine.name, seconds=600)
     again = ask(demo, ONE, salt=1)
     assert (again.cached_tokens, again.token_ids) == (0, before.token_ids)
-    assert "deployment/decode" not in problems(demo)
+    assert problems(demo)["deployment/prefill"] == "CacheSplit"
+    assert problems(demo).get("deployment/decode") != "CacheSplit"  # of two with other weights, one differs
 
 
 def test_other_weights_at_the_same_path_hit_nothing_and_answer_as_they_would_alone(demo: Demo) -> None:

@@ -4,10 +4,13 @@ The tests of this file are one story: each goes on where the one before stopped.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from gathered import gathered
 from helm_chart import rendered, without_hooks
+from kvshare_operator.api import names
 from permissions import problems
 from testbed import places
 from testbed.audit import requests
@@ -81,6 +84,22 @@ def test_pool_names_both_members_as_shared(demo: Demo) -> None:
     assert demo.report.problems == []
     assert condition(demo.report.pool, "MembersConsistent") == "True"
     assert condition(demo.report.pool, "Ready") == "True"
+
+
+def test_gathered_archive_has_the_real_logs_of_members_and_operator(demo: Demo, tmp_path: Path) -> None:
+    """Lines that the kubelet kept: the operator's own, and of engines what KVShare said, but no prompt."""
+    texts = gathered(demo.kubectl.kubeconfig, tmp_path / "gathered.tar.gz", "-A")
+    logs = {name: text for name, text in texts.items() if "/logs/" in name and name.endswith(".log")}
+    members = {name: text for name, text in logs.items() if name.startswith("pools/") and name.endswith(".vllm.log")}
+    assert {name.rpartition("/")[2].partition("-")[0] for name in members} == {"prefill", "decode"}
+    assert all("verdict: shared" in text for text in members.values())
+    assert all("/v1/completions HTTP" not in text for text in members.values())  # what is not about us
+    payloads = [name for name in logs if name.endswith(f".{names.PAYLOAD_CONTAINER}.log")]
+    assert len(payloads) == len(members)
+    operator = [name for name, text in logs.items() if name.startswith("operator/") and text.strip()]
+    assert any("controller" in name for name in operator)
+    assert any("webhook" in name for name in operator)
+    assert "log of" not in texts.get("missing.txt", "")
 
 
 def test_operator_was_refused_nothing_and_did_only_what_the_chart_grants(demo: Demo) -> None:

@@ -68,6 +68,13 @@ def test_worker_gets_a_record_and_no_flags(pod: Json) -> None:
     assert not any(entry["name"] == names.ARGS_VARIABLE for entry in outcome.pod["spec"]["containers"][0]["env"])
 
 
+def test_worker_that_its_controller_has_not_numbered_yet_is_a_worker() -> None:
+    """B28: LeaderWorkerSet's own webhook adds the number, and is called after ours where its name comes later."""
+    pod = lws_pod(0, 1)
+    del pod["metadata"]["labels"][f"{LWS}/worker-index"]
+    assert injected(pod).record.role == "worker"
+
+
 @pytest.mark.parametrize("script", ["start.sh worker --ray_address=$A", "sleep infinity", WORKER])
 def test_worker_is_known_by_its_label_whatever_it_runs(script: str) -> None:
     """B28: LeaderWorkerSet examples hide `ray start` in a script of the image."""

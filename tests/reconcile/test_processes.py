@@ -5,7 +5,6 @@ Only the certificates take a short cut: a test copies the Secret into the folder
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -23,62 +22,30 @@ import pytest
 
 from kvshare_layout import reports
 from kvshare_operator.api import crd, names
-from operator_processes import ask, mount_certificates, operator_environment, until
+from operator_processes import SECRET, OperatorProcesses, ask, looked_again, mount_certificates, until
 from pods import Json, annotated, pod_p0, pool_p1
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
-from testbed.ports import free_ports
 
 pytestmark = pytest.mark.apiserver
-SECRET = "kvshare-webhook-certificates"
 
 
-class Running:
+class Running(OperatorProcesses):
     """An API server with both processes beside it."""
 
     def __init__(self, api: Cluster, folder: pathlib.Path) -> None:
-        self.api, self.kubectl, self.folder = api, api.kubectl, folder
-        self.admission, self.report, *health = free_ports(4)
-        self.health = dict(zip(("controller", "webhook"), health, strict=True))
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "certificates").mkdir()
-
-    def start(self, name: str) -> None:
-        """Start a process; its log is in the folder."""
-        environment = operator_environment(
-            self.api.kubeconfig,
-            self.health[name],
-            namespace="default",
-            service="localhost",
-            certificate_directory=self.folder / "certificates",
-            admission_port=self.admission,
-            report_port=self.report,
-            sweep_seconds=1,
-            drain_seconds=2,
-        )
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "kvshare_operator", name], env=environment, stderr=log, stdout=log
-            )
-
-    def stop(self, name: str) -> None:
-        """Stop a process as a kubelet does, and wait for it."""
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) is not None
-
-    def log(self, name: str) -> str:
-        """What a process wrote."""
-        return (self.folder / f"{name}.log").read_text()
+        super().__init__(api.kubeconfig, folder, sweep_seconds=1, drain_seconds=10)
+        self.api, self.kubectl = api, api.kubectl
+        self.admission, self.report = self.admission_ports["webhook"], self.report_ports["webhook"]
 
     def mount_certificates(self) -> str:
         """Copy the Secret's public parts where the webhook looks; return the CA."""
-        mount_certificates(self.kubectl, SECRET, self.folder / "certificates")
-        return (self.folder / "certificates" / "ca.crt").read_text()
+        mount_certificates(self.kubectl, SECRET, self.certificates)
+        return (self.certificates / "ca.crt").read_text()
 
     def ask(self, path: str, port: int, body: bytes | None = None, token: str = "") -> tuple[int, str]:
         """Call the webhook process over TLS; return status and text."""
-        return ask(self.folder / "certificates", path, port, body, token)
+        return ask(self.certificates, path, port, body, token)
 
     def status(self) -> Json:
         """The pool's status."""
@@ -113,9 +80,7 @@ def running() -> Iterator[Running]:
             until(lambda: place.status().get("storeTPSize") == 4, "the late resource is watched")
             yield place
         finally:
-            for name in list(place.processes):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    place.stop(name)
+            place.end_all()
 
 
 def webhook_configuration(place: Running) -> Json:
@@ -245,9 +210,9 @@ def test_report_with_a_pods_own_token_reaches_condition_and_status(running: Runn
 
 def test_steady_state_writes_nothing(running: Running) -> None:
     """F1, B61: two processes, several full passes, one resource version."""
-    time.sleep(1)
+    looked_again(running.health["controller"], 2)
     before = running.kubectl.get("kvsharepool", "p1")["metadata"]
-    time.sleep(4)
+    looked_again(running.health["controller"], 4)
     after = running.kubectl.get("kvsharepool", "p1")["metadata"]
     assert before["resourceVersion"] == after["resourceVersion"]
     assert "finalizers" not in after
@@ -257,10 +222,10 @@ def test_steady_state_writes_nothing(running: Running) -> None:
 def test_metrics_and_health_are_served_by_both(running: Running) -> None:
     """Plain HTTP for probes and Prometheus."""
     for name, port in running.health.items():
-        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         assert "kvshare_operator_" in text, name
-        with urllib.request.urlopen(f"http://localhost:{port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://localhost:{port}/healthz", timeout=30) as answer:
             assert answer.status == 200
 
 
@@ -268,7 +233,7 @@ def test_stopping_webhook_drains_and_leaves_its_configuration_alone(running: Run
     """B56, F3: not ready at once, answers a little longer, and never touches the configuration."""
     before = running.kubectl.get("mutatingwebhookconfiguration", "kvshare")["metadata"]["resourceVersion"]
     running.processes["webhook"].send_signal(signal.SIGTERM)
-    until(lambda: running.ask("/readyz", running.admission)[0] == 503, "it says that it is going", 2)
+    until(lambda: running.ask("/readyz", running.admission)[0] == 503, "it says that it is going", 10)
     review = json.dumps({"request": {"uid": "u"}}).encode()
     status, text = running.ask("/inject", running.admission, review)
     assert (status, json.loads(text)["response"]["allowed"]) == (200, True)
@@ -294,5 +259,5 @@ def test_controller_can_be_killed_and_a_pool_is_deleted_without_it(running: Runn
     running.processes.pop("controller").wait()
     began = time.monotonic()
     running.kubectl.delete("kvsharepool", "p1")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "Traceback" not in running.log("controller"), running.log("controller")

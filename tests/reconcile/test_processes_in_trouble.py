@@ -6,17 +6,11 @@ objects, and a controller that is killed again and again. It counts every write 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 import signal
-import ssl
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,14 +18,12 @@ import pytest
 import yaml
 
 from kvshare_operator.api import crd, names
-from operator_processes import api_writes, metric, mount_certificates, operator_environment, until
+from operator_processes import OperatorProcesses, api_writes, looked_again, metric, until
 from pods import Json, pod_p0, pool_p1
 from testbed.cluster import Cluster, api_server
 from testbed.kubectl import KubectlError
-from testbed.ports import free_ports
 
 pytestmark = pytest.mark.apiserver
-SECRET = "kvshare-webhook-certificates"
 LOOSE: dict[str, Any] = {
     "twenty": {"prefill": {"tensorParallelSizes": list(range(1, 21))}},
     "zero": {"prefill": {"tensorParallelSizes": [0]}},
@@ -47,57 +39,12 @@ LOOSE: dict[str, Any] = {
 }
 
 
-class Place:
+class Place(OperatorProcesses):
     """An API server with a controller and two webhooks that share one certificate."""
 
     def __init__(self, api: Cluster, folder: pathlib.Path) -> None:
-        self.api, self.kubectl, self.folder = api, api.kubectl, folder
-        self.admission = dict(zip(("webhook-1", "webhook-2"), free_ports(2), strict=True))
-        self.report = dict(zip(("webhook-1", "webhook-2"), free_ports(2), strict=True))
-        self.health = dict(zip(("controller", "webhook-1", "webhook-2"), free_ports(3), strict=True))
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "certificates").mkdir()
-
-    def start(self, name: str) -> None:
-        """Start a process; its log is in the folder."""
-        environment = operator_environment(
-            self.api.kubeconfig,
-            self.health[name],
-            namespace="default",
-            service="localhost",
-            certificate_directory=self.folder / "certificates",
-            admission_port=self.admission.get(name, 1),
-            report_port=self.report.get(name, 1),
-            sweep_seconds=1,
-            drain_seconds=1,
-        )
-        with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "kvshare_operator", name.partition("-")[0]]
-            self.processes[name] = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
-
-    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End a process."""
-        process = self.processes.pop(name)
-        process.send_signal(how)
-        process.wait(timeout=30)
-
-    def log(self, name: str) -> str:
-        """What a process wrote."""
-        return (self.folder / f"{name}.log").read_text()
-
-    def mount_certificates(self) -> None:
-        """Copy the Secret's public parts where both webhooks look."""
-        mount_certificates(self.kubectl, SECRET, self.folder / "certificates")
-
-    def ready(self, name: str) -> bool:
-        """Whether a webhook is ready, asked with the one CA."""
-        trust = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
-        url = f"https://localhost:{self.admission[name]}/readyz"
-        try:
-            with urllib.request.urlopen(url, context=trust, timeout=5) as answer:
-                return int(answer.status) == 200
-        except OSError:
-            return False
+        super().__init__(api.kubeconfig, folder, ("webhook-1", "webhook-2"), sweep_seconds=1, drain_seconds=1)
+        self.api, self.kubectl = api, api.kubectl
 
     def status(self, pool: str) -> Json:
         """A pool's status."""
@@ -164,7 +111,7 @@ def place() -> Iterator[Place]:
         made = Place(api, pathlib.Path(folder))
         try:
             account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-            api.kubectl.apply(account, configuration("kvshare", made.admission["webhook-1"]), loose_crd())
+            api.kubectl.apply(account, configuration("kvshare", made.admission_ports["webhook-1"]), loose_crd())
             api.kubectl.run("wait", "--for=condition=Established", "crd/kvsharepools.kvshare.dev", "--timeout=30s")
             until(lambda: applied(made, pool("p1")), "the resource is served")
             for name, spec in LOOSE.items():
@@ -176,17 +123,10 @@ def place() -> Iterator[Place]:
             until(
                 lambda: not applied(made, pool("late", prefill={"tensorParallelSizes": [0]})), "the rules are in force"
             )
-            made.start("controller")
-            until(lambda: bool(api.kubectl.list("secrets")), "the controller issues certificates")
-            made.mount_certificates()
-            for name in made.admission:
-                made.start(name)
-            until(lambda: all(map(made.ready, made.admission)), "both webhooks are ready")
+            made.start_all(api.kubectl)
             yield made
         finally:
-            for name in list(made.processes):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    made.end(name)
+            made.end_all()
 
 
 def applied(place: Place, thing: Json) -> bool:
@@ -261,7 +201,7 @@ def test_pod_of_a_pool_that_breaks_the_rules_starts_as_it_was(place: Place) -> N
 
 def test_two_webhooks_serve_one_certificate_and_two_configurations_inject_once(place: Place) -> None:
     """B50, B55: one caBundle verifies both; the second call meets its own output and changes nothing."""
-    place.kubectl.apply(configuration("zz-renamed", place.admission["webhook-2"]))
+    place.kubectl.apply(configuration("zz-renamed", place.admission_ports["webhook-2"]))
     bundle = place.kubectl.get("mutatingwebhookconfiguration", "kvshare")["webhooks"][0]["clientConfig"]["caBundle"]
     patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]
     target = ("mutatingwebhookconfiguration", "zz-renamed")
@@ -274,7 +214,7 @@ def test_two_webhooks_serve_one_certificate_and_two_configurations_inject_once(p
         place.kubectl.delete("pod", "twice", "--grace-period=0", "--force")
         place.kubectl.create(json.dumps(pod))
         after = {name: metric(port, "kvshare_operator_reviews_total") for name, port in place.health.items()}
-        return all(after[name] > before[name] for name in place.admission)
+        return all(after[name] > before[name] for name in place.admission_ports)
 
     until(both_asked, "both configurations are called")
     args = place.kubectl.get("pod", "twice")["spec"]["containers"][0]["args"]
@@ -305,10 +245,9 @@ def test_nothing_is_written_over_many_passes(place: Place) -> None:
         ),
         "the member is counted and the store was tried",
     )
-    time.sleep(2)
-    before, looks = api_writes(place.kubectl), metric(place.health["controller"], "kvshare_operator_reconciles_total")
-    time.sleep(10)
-    assert metric(place.health["controller"], "kvshare_operator_reconciles_total") - looks > 50
+    looked_again(place.health["controller"], 15)
+    before = api_writes(place.kubectl)
+    looked_again(place.health["controller"], 80)
     assert api_writes(place.kubectl) == before
     place.kubectl.delete("pod", "member", "--grace-period=0", "--force")
 

@@ -13,7 +13,7 @@ import pytest
 from kvshare_operator.api import names
 from kvshare_operator.core.injection.record import of_refusal
 from kvshare_operator.core.pool.status import Reach
-from kvshare_operator.edges import store_probe
+from kvshare_operator.edges import metrics, reconcile_loop, store_probe
 from kvshare_operator.edges.cluster_api import ApiError
 from kvshare_operator.edges.gather import ClusterState, Gatherer
 from kvshare_operator.edges.memory_api import MemoryClusterApi
@@ -101,6 +101,62 @@ def test_cluster_without_the_resource_is_waited_for() -> None:
     assert status_writes(api) == 1
 
 
+def test_loop_that_is_stopped_in_the_moment_of_a_change_ends() -> None:
+    """The process would otherwise work on until it is killed, beside the one that takes its place."""
+
+    async def run() -> None:
+        loop = loop_over(MemoryClusterApi({POOL: pool_p1()}), full_pass=600.0, sweep=600.0)
+        waits = asyncio.Event()
+        wait = loop.state.changed.wait
+
+        async def noted() -> bool:
+            waits.set()
+            return bool(await wait())
+
+        loop.state.changed.wait = noted  # type: ignore[method-assign,assignment]
+        task = asyncio.create_task(loop.run())
+        await waits.wait()
+        loop.state.changed.set()
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=20)
+        assert done
+        assert task.cancelled()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", ["list_pools", "sweep", "list_members"])
+def test_error_of_ours_in_a_pass_ends_no_loop(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Whatever an object looks like: it is counted as a fault, and the pass is tried again."""
+    api = MemoryClusterApi({POOL: pool_p1()})
+    loop = loop_over(api, sweep=0.0)
+    monkeypatch.setattr(reconcile_loop, "_RETRY_SECONDS", 0.0)
+    right = getattr(loop.gatherer, step)
+    raised: list[str] = []
+
+    async def once_wrong() -> Any:
+        if not raised:
+            raised.append(step)
+            raise TypeError("an object that nobody has thought of")
+        return await right()
+
+    monkeypatch.setattr(loop.gatherer, step, once_wrong)
+    for one in loop._every:
+        if one.name == "full pass":
+            one.action = loop.gatherer.list_pools
+    before = metrics.RECONCILES.labels("fault")._value.get()
+
+    async def run() -> None:
+        await loop._seed()
+        for _ in range(2):
+            await loop.turn()
+
+    asyncio.run(run())
+    assert raised == [step]
+    assert metrics.RECONCILES.labels("fault")._value.get() == before + 1
+    assert api.objects[POOL]["status"]["storeTPSize"] == 4
+
+
 def test_members_arrive_by_watch_and_leave() -> None:
     """Events only mark; the next turn writes."""
     api = MemoryClusterApi({POOL: pool_p1(), POD: member_pod()})
@@ -111,6 +167,51 @@ def test_members_arrive_by_watch_and_leave() -> None:
     loop.state.member_event("DELETED", member_pod())
     turns(loop)
     assert api.objects[POOL]["status"]["members"]["total"] == 0
+
+
+LWS = "leaderworkerset.sigs.k8s.io"
+HOSTILE: dict[str, Json] = {
+    "a group of ² pods": {"labels": {f"{LWS}/name": "g"}, "annotations": {f"{LWS}/size": "\u00b2"}},
+    "a group of more digits than Python reads": {
+        "labels": {f"{LWS}/name": "g"},
+        "annotations": {f"{LWS}/size": "9" * 5000},
+    },
+    "a record nested without end": {"annotations": {names.INJECTED: "[" * 100_000}},
+    "a record of one number": {"annotations": {names.INJECTED: "9" * 5000}},
+    "a Store TP of ²": {"args": ["--kv-transfer-config.kv_connector_extra_config.store_tp_size=\u00b2"]},
+    "settings nested without end": {"args": ['{"kv_connector": "KVShareConnector", "x": ' + "[" * 100_000]},
+    "a record of another shape": {"annotations": {names.INJECTED: '{"pool": "p1", "revision": [1], "storeTP": 1e400}'}},
+    "a record of great length": {
+        "annotations": {names.INJECTED: '{"pool": "p1", "revision": "' + "x" * 200_000 + '"}'}
+    },
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("labelled", [True, False])
+def test_pod_that_somebody_wrote_by_hand_stops_no_pool(change: Json, labelled: bool) -> None:
+    """B05, B60: annotations are free text, and the controller reads those of every pod that opts in."""
+    pod = member_pod()
+    for field in ("labels", "annotations"):
+        pod["metadata"][field] |= change.get(field, {})
+    pod["spec"]["containers"][0]["args"] += change.get("args", [])
+    if not labelled:
+        del pod["metadata"]["labels"][names.MEMBER]
+    api = MemoryClusterApi({POOL: pool_p1(), POD: pod})
+    loop = loop_over(api)
+    asyncio.run(loop._seed())
+    turns(loop, 2)
+    assert api.objects[POOL]["status"]["members"]["total"] == 1
+    assert status_writes(api) == 1
+
+
+def test_pod_that_cannot_be_read_at_all_is_left_out() -> None:
+    """Whatever a pod is like, the others count."""
+    api = MemoryClusterApi({POOL: pool_p1(), POD: member_pod(ownerReferences="x"), f"{POD}-2": member_pod("p0-2")})
+    loop = loop_over(api)
+    asyncio.run(loop._seed())
+    turns(loop)
+    assert api.objects[POOL]["status"]["members"]["total"] == 1
 
 
 def test_member_whose_end_was_missed_is_forgotten_by_the_sweep() -> None:

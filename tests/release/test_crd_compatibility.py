@@ -36,6 +36,10 @@ ADDITIONS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a required field with a default in a new object": lambda s: s["properties"].update(
         extra={"type": "object", "required": ["x"], "properties": {"x": {"type": "string", "default": "y"}}}
     ),
+    "a field in the default of its object": lambda s: (
+        s["properties"]["connector"]["properties"].update(extra={"type": "string", "default": "y"}),
+        s["properties"]["connector"]["default"].update(extra="y"),
+    ),
     "an enum value": lambda s: s["properties"]["onConflict"]["enum"].append("Warn"),
     "wider bounds": lambda s: s["properties"]["model"]["properties"]["name"].update(maxLength=1000, minLength=0),
     "a rule less": lambda s: s["properties"]["model"].pop("x-kubernetes-validations"),
@@ -76,6 +80,13 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda s: s["properties"]["model"].update(minProperties=2), "minProperties None became 2",
     ),
     "another default": (lambda s: s["properties"]["onConflict"].update(default="Reject"), "default 'Skip'"),
+    "a field with another value in the default of its object": (
+        lambda s: (
+            s["properties"]["connector"]["properties"].update(extra={"type": "string", "default": "y"}),
+            s["properties"]["connector"]["default"].update(extra="z"),
+        ),
+        "default {",
+    ),
     "a new rule": (
         lambda s: s.setdefault("x-kubernetes-validations", []).append({"rule": "true", "message": "be good"}),
         "new rule: be good",
@@ -119,3 +130,8 @@ def test_wanted_differences_are_accepted_word_for_word(monkeypatch: pytest.Monke
     monkeypatch.setattr(verbs, "CRD", tmp_path / "crd.yaml")
     monkeypatch.setattr(verbs, "ACCEPTED", tmp_path / "accepted.txt")
     assert verbs.resource_problems() == [f"{FORMER.stem}: scope: Namespaced became Cluster"]
+
+
+def test_this_checkouts_definition_fits_the_previous_release() -> None:
+    """As `make release-check` asks, so that a break shows with the change that makes it."""
+    assert verbs.resource_problems() == []

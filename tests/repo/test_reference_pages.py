@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from kvshare_operator.api.member_reasons import MEMBER_REMEDIES
 from kvshare_operator.api.pool import read_spec
 from kvshare_operator.api.reasons import REASONS
 
@@ -28,18 +29,22 @@ def test_every_reason_has_an_anchor() -> None:
     assert [code for code in REASONS if f'<a id="{code}"></a>' not in page] == []
 
 
-def test_every_check_of_a_member_is_explained() -> None:
-    """Every verdict's reason of the layout package appears, with its state."""
+def test_every_reason_of_a_member_is_explained_and_has_a_remedy() -> None:
+    """Each that an engine can report appears with its state; the remedies are for these and no others."""
     page = (ROOT / "docs" / "reference" / "reasons.md").read_text()
-    for code in (
+    table = page.partition("## Members that do not share")[2].partition("\nWhat to do")[0]
+    found = set(re.findall(r"^\| (?:<a id=\"\w+\"></a>)?`(\w+)` \| (?:isolated|disabled) \|", table, re.MULTILINE))
+    assert found == set(MEMBER_REMEDIES)
+    assert {
         "ConfigInvalid",
         "HashMismatch",
         "SeveralKinds",
         "MooncakeMissing",
-        "WeightsUnknown",
-        "StoreTPInvalid",
-    ):
-        assert f"`{code}` | " in page
+        "HashSeedChanged",
+        "InternalError",
+    } <= found
+    for code in found:
+        assert f'<a id="{code}"></a>' in page
 
 
 def test_every_permission_of_the_chart_is_explained() -> None:

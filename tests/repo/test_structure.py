@@ -188,4 +188,4 @@ def test_only_one_file_imports_mooncake(path: Path) -> None:
     ]
     foreign = [name for name in imports if name.partition(".")[0] == "mooncake"]
     assert foreign == []
-    assert ('import_module("mooncake' in text) == (path.name == "mooncake.py" and path.parent.name == "store")
+    assert ('import_module("mooncake' in text) == (path.name == "installation.py" and path.parent.name == "store")

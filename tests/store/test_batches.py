@@ -6,7 +6,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvshare_connector.store.batches import MOST_KEYS, MOST_SEGMENTS, InFlight, cut, rounds_without_repeats
+from kvshare_connector.store.batches import OVER_TCP, WIDE, InFlight, Limits, cut, rounds_without_repeats
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=40))
@@ -20,14 +20,14 @@ def test_rounds_cover_every_index_once_without_repeats(keys: list[str]) -> None:
         assert all(keys[:i].count(keys[i]) == number for i in one)
 
 
-@given(st.lists(st.integers(0, 1500), max_size=200))
-def test_calls_keep_order_and_limits(segments: list[int]) -> None:
+@given(st.lists(st.integers(0, 1500), max_size=200), st.sampled_from([WIDE, OVER_TCP]))
+def test_calls_keep_order_and_limits(segments: list[int], limits: Limits) -> None:
     """Nothing is lost; only an object that is too large by itself exceeds the limit, alone."""
-    calls = list(cut(range(len(segments)), segments))
+    calls = list(cut(range(len(segments)), segments, limits))
     assert [i for call in calls for i in call] == list(range(len(segments)))
     for call in calls:
-        assert 1 <= len(call) <= MOST_KEYS
-        assert sum(segments[i] for i in call) <= MOST_SEGMENTS or len(call) == 1
+        assert 1 <= len(call) <= limits.keys
+        assert sum(segments[i] for i in call) <= limits.segments or len(call) == 1
 
 
 def test_segments_in_flight_stay_below_the_limit() -> None:

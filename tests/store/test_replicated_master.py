@@ -7,7 +7,7 @@ import pytest
 
 from kvshare_connector.store.mooncake import MooncakeStore
 from kvshare_connector.store.settings import StoreSettings
-from testbed import places
+from testbed import mooncake
 from testbed.ports import free_ports, is_open
 from testbed.prepare.go_programs import program
 from testbed.process import Process
@@ -36,13 +36,13 @@ def address(tmp_path: Path) -> Iterator[str]:
         master = Process(
             "replicated master",
             [
-                *(places.site_packages() / "mooncake" / "mooncake_master", "--enable_ha=true", "--logtostderr=1"),
+                *(mooncake.master_program(), "--enable_ha=true", "--logtostderr=1"),
                 f"--etcd_endpoints=127.0.0.1:{client}",
                 *("--rpc_address=127.0.0.1", f"--rpc_port={rpc}", f"--metrics_port={metrics}", "--rpc_thread_num=4"),
             ],
             log=tmp_path / "master.log",
         )
-        master.wait_until(lambda: is_open(rpc), seconds=60, what="lead")
+        master.wait_until(lambda: is_open(rpc), seconds=180, what="lead")
         yield f"etcd://127.0.0.1:{dead},127.0.0.1:{client}"
     finally:
         if master is not None:

@@ -46,10 +46,12 @@ class Cluster:
     Attributes:
         state: its folder: logs, kubeconfig, sockets.
         kubeconfig: the administrator's.
+        programs: what it consists of, to pause, kill and restart it.
     """
 
     state: Path
     kubeconfig: Path
+    programs: Programs
 
     @property
     def kubectl(self) -> Kubectl:
@@ -78,7 +80,7 @@ def api_server(state: Path) -> Iterator[Cluster]:
     try:
         etcd, peers, api = free_ports(3)
         ports = Ports("127.0.0.1", etcd=etcd, etcd_peers=peers, api=api)
-        yield Cluster(place.folder, start_api_server(programs, ports, advertise=NODE_ADDRESS))
+        yield Cluster(place.folder, start_api_server(programs, ports, advertise=NODE_ADDRESS), programs)
     finally:
         place.remove()
         for process in programs.running:
@@ -144,7 +146,7 @@ def _start(programs: Programs, images: Sequence[Path]) -> Cluster:
     start_containerd(programs, PAUSE.reference)
     kubeconfig = start_api_server(programs, ports, advertise=NODE_ADDRESS)
     start_controllers(programs, ports, kubeconfig)
-    running = Cluster(programs.state.folder, kubeconfig)
+    running = Cluster(programs.state.folder, kubeconfig, programs)
     for archive in (PAUSE.archive, *images):
         running.import_image(archive)
     start_node(programs, kubeconfig)
@@ -171,11 +173,11 @@ def _wait_for_node(programs: Programs, kubectl: Kubectl) -> None:
         healthy = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
         return healthy and default_service_account(kubectl)
 
-    kubelet = next(process for process in programs.running if process.name == "kubelet")
+    kubelet = programs.named("kubelet")
     kubectl.wait_for(
         "the node is ready",
         ready,
-        seconds=60,
+        seconds=180,
         about=lambda: f"look at {kubelet.log} and the other logs beside it",
         pause=0.2,
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from testbed import places
+from testbed import fair_cores, places
 from testbed.prepare.step import key_of
 from testbed.process import Identity, Process
 
@@ -65,7 +65,9 @@ class State:
             link = REGISTER / key_of(str(self.folder))
             link.unlink(missing_ok=True)
             link.symlink_to(self.folder)
-        self._before.write_text(json.dumps({"namespaces": sorted(_cni_namespaces()), "addresses": [], "kept": False}))
+        before = {"namespaces": sorted(_cni_namespaces()), "addresses": [], "kept": False}
+        before["session_groups"] = fair_cores.end_session_groups() if register else None
+        self._before.write_text(json.dumps(before))
 
     def add_address(self, address: str) -> None:
         """Put an address on the loopback interface, to be removed with the cluster."""
@@ -112,10 +114,15 @@ class State:
         self._stop_shims()
         self._unmount()
         before = json.loads(self._before.read_text())
-        for namespace in sorted(_cni_namespaces() - set(before["namespaces"])):
+        # A bare API server has no addresses and no pods: namespaces that came meanwhile are somebody else's.
+        for namespace in sorted(_cni_namespaces() - set(before["namespaces"])) if before["addresses"] else ():
+            # Sockets of killed processes keep a namespace alive for a minute, and with its link the route to the pod's
+            # address, which a pod of the next cluster has by then: it would be cut off when they time out.
+            _quietly("ip", "--netns", namespace, "link", "delete", "eth0")
             _quietly("ip", "netns", "delete", namespace)
         for address in before["addresses"]:
             _quietly("ip", "address", "del", f"{address}/32", "dev", "lo")
+        fair_cores.restore_session_groups(before.get("session_groups"))
         if before["addresses"]:
             for program in ("iptables", "ip6tables"):
                 _remove_own_chains(program)

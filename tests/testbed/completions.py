@@ -1,6 +1,7 @@
 """Talking to a vLLM server: completions with token ids, metrics, health. Used for processes and pods alike."""
 
 import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,17 @@ class Answer:
         token_ids: the generated tokens.
         prompt_tokens: length of the prompt.
         cached_tokens: how many of them the server did not have to compute.
+        margin: where asked with ``TWO_LIKELIEST``, the smallest difference of the logarithms of the probabilities of
+            the two likeliest tokens at a place of the answer.
     """
 
     token_ids: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
+    margin: float = math.inf
+
+
+TWO_LIKELIEST: Mapping[str, object] = {"logprobs": 2, "return_tokens_as_token_ids": True}
 
 
 class ServerError(Exception):
@@ -82,6 +89,7 @@ class Server:
             token_ids=tuple(answer["choices"][0]["token_ids"]),
             prompt_tokens=answer["usage"]["prompt_tokens"],
             cached_tokens=details.get("cached_tokens") or 0,
+            margin=_margin((answer["choices"][0].get("logprobs") or {}).get("top_logprobs") or []),
         )
 
     def reset_cache(self, *, external: bool = False) -> bool:
@@ -100,7 +108,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """The server's metrics, one entry for each sample: `name{label="value",...}` -> value."""
-        response = httpx.get(f"{self.url}/metrics", timeout=10)
+        response = httpx.get(f"{self.url}/metrics", timeout=30)
         response.raise_for_status()
         return parse_metrics(response.text)
 
@@ -118,3 +126,8 @@ def parse_metrics(text: str) -> dict[str, float]:
             with contextlib.suppress(ValueError):
                 samples[found[1]] = float(found[2])
     return samples
+
+
+def _margin(places: Sequence[Mapping[str, float]]) -> float:
+    ordered = [sorted(place.values(), reverse=True) for place in places]
+    return min((two[0] - two[1] for two in ordered), default=math.inf)

@@ -55,6 +55,17 @@ class Programs:
         self.state.record(process)
         return process
 
+    def named(self, name: str) -> Process:
+        """A running program."""
+        return next(process for process in self.running if process.name == name)
+
+    def restart(self, name: str) -> Process:
+        """Kill a program and start it again as it was; its former log is gone."""
+        former = self.named(name)
+        former.kill()
+        self.running.remove(former)
+        return self.start(name, *former.command[1:])
+
     def forget(self) -> None:
         """Take note that the programs have been ended."""
         for process in self.running:
@@ -126,28 +137,18 @@ def start_api_server(programs: Programs, ports: Ports, *, advertise: str) -> Pat
         *audit.flags(folder),
     )
     authority = folder / "certificates" / "apiserver.crt"
-    programs.wait(api, authority.exists, seconds=30, what="write its certificate")
+    programs.wait(api, lambda: _written(authority), seconds=90, what="write its certificate")
     kubeconfig = folder / "kubeconfig"
     certificates.write_kubeconfig(
         kubeconfig, server=f"https://{ports.address}:{ports.api}", token=token, authority=authority
     )
-    programs.wait(api, lambda: _answers(kubeconfig), seconds=60, what="become ready")
+    programs.wait(api, lambda: _answers(kubeconfig), seconds=90, what="become ready")
     return kubeconfig
 
 
 def start_controllers(programs: Programs, ports: Ports, kubeconfig: Path) -> None:
     """Start the controller manager and the scheduler; they retry by themselves, so nothing waits for them."""
-    folder = programs.state.folder
-    programs.start(
-        "kube-controller-manager",
-        f"--kubeconfig={kubeconfig}",
-        "--leader-elect=false",
-        "--use-service-account-credentials",
-        "--bind-address=127.0.0.1",
-        f"--secure-port={ports.controller_manager}",
-        f"--service-account-private-key-file={folder / 'service-accounts.key'}",
-        f"--root-ca-file={folder / 'certificates' / 'apiserver.crt'}",
-    )
+    start_controller_manager(programs, ports.controller_manager, kubeconfig)
     programs.start(
         "kube-scheduler",
         f"--kubeconfig={kubeconfig}",
@@ -157,8 +158,36 @@ def start_controllers(programs: Programs, ports: Ports, kubeconfig: Path) -> Non
     )
 
 
+def start_controller_manager(programs: Programs, port: int, kubeconfig: Path) -> None:
+    """Start what makes pods of Deployments and StatefulSets, and service accounts of namespaces."""
+    folder = programs.state.folder
+    programs.start(
+        "kube-controller-manager",
+        f"--kubeconfig={kubeconfig}",
+        "--leader-elect=false",
+        "--use-service-account-credentials",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--service-account-private-key-file={folder / 'service-accounts.key'}",
+        f"--root-ca-file={folder / 'certificates' / 'apiserver.crt'}",
+    )
+
+
+def _written(certificate: Path) -> bool:
+    """Whether a certificate is there to its end: who reads it while it is written trusts nobody from then on."""
+    return certificate.exists() and certificate.read_text().rstrip().endswith("-----END CERTIFICATE-----")
+
+
 def _answers(kubeconfig: Path) -> bool:
-    words = [str(program("kubectl")), "--kubeconfig", str(kubeconfig), "get", "--raw", "/readyz"]
+    words = [
+        str(program("kubectl")),
+        "--kubeconfig",
+        str(kubeconfig),
+        "--request-timeout=10s",
+        "get",
+        "--raw",
+        "/readyz",
+    ]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 

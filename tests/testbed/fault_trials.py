@@ -1,7 +1,7 @@
 """Fault trials: a pair of sharing engines, one fault at a time under traffic, and what must hold in every one.
 
-TP 2 with a token-major cache and TP 1 with a head-major one share a Mooncake of two nodes. Each engine reaches the
-master through a relay of its own, so that one of them alone can lose it.
+They share a Mooncake of two nodes, usually TP 2 with a token-major cache and TP 1 with a head-major one. Each engine
+reaches the master through a relay of its own, so that one of them alone can lose it.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -23,31 +23,80 @@ from testbed.completions import Server
 from testbed.engine import Engine, engine
 from testbed.faulty_connector import FAULTS, FaultSettings, write_faults
 from testbed.relay import Relay
+from testbed.store_faults import repeating
 from testbed.traffic import (
-    BLOCK,
     Expected,
     Member,
     Prompt,
     Record,
+    Texts,
     Tokens,
     Traffic,
     ask,
     median,
     percentile,
-    recovery_prompts,
-    traffic_prompts,
 )
 
 STORE_TP = 4
 NAMESPACE = "kvs1/p-faults/g1"
+#: What the pool says; models with states have larger ones.
+BLOCK_TOKENS = 32
 #: Blocks of each engine's own cache: less than the traffic's prompts need, so that it keeps asking the store.
-OWN_BLOCKS = 256
+OWN_BLOCKS = 96
 SEGMENT = "96mb"
 SOURCES = f"{places.REPOSITORY / 'connector'}:{places.REPOSITORY / 'tests'}"
 #: Longest time after the end of a fault in which hits must come back.
 RECOVERY_SECONDS = 60.0
-#: TP size and layout of the two engines.
-WRITER, READER = (2, "NHD"), (1, "HND")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What both engines run.
+
+    Attributes:
+        model: the default tiny model when None.
+        sizes: TP size and layout of the two engines.
+        reference: they run the any-layout attention.
+        dtype: type of weights, activations and cache.
+        margin: see ``Expected.answers``.
+        arguments: more of the engines; by default those that make their own caches small.
+        texts: lengths of the traffic's prompts.
+    """
+
+    model: Path | None = None
+    sizes: tuple[tuple[int, str], tuple[int, str]] = ((2, "NHD"), (1, "HND"))
+    reference: bool = True
+    dtype: str = "float32"
+    margin: float = 0.0
+    arguments: tuple[str, ...] = (f"--num-gpu-blocks-override={OWN_BLOCKS}",)
+    texts: Texts = field(default_factory=Texts)
+
+    def expected(
+        self, known: Expected, folder: Path, which: int, prompts: Sequence[tuple[Prompt, int]]
+    ) -> Mapping[Prompt, Tokens]:
+        """What an engine like one of the two answers without a shared cache."""
+        tp, layout = self.sizes[which]
+        return known.answers(
+            folder,
+            prompts,
+            tp=tp,
+            layout=layout,
+            model=self.model,
+            reference_attention=self.reference,
+            dtype=self.dtype,
+            margin=self.margin,
+        )
+
+    def traffic(self, trial: str, expected: Mapping[Prompt, Tokens]) -> list[Prompt]:
+        """The prompts of a trial's traffic whose answers are known."""
+        return [prompt for prompt in self.texts.traffic(trial) if prompt in expected]
+
+    def recovery(self, trial: str, expected: Mapping[Prompt, Tokens]) -> list[Prompt]:
+        """The prompts by which a trial looks whether sharing has come back, where their answers are known."""
+        return [prompt for prompt in self.texts.recovery(trial) if prompt in expected]
+
+
+PLAIN = Setup()
 
 
 @dataclass(frozen=True)
@@ -103,8 +152,8 @@ class Pair:
         folder: for logs.
         store: master and nodes.
         relays: one for each engine, between it and the master.
-        writer: TP 2, token-major.
-        reader: TP 1, head-major.
+        writer: the first engine.
+        reader: the second one.
         faults: the file of each engine's faulty store edge.
         calm: latencies without any fault, seconds.
         first: the trial without any fault.
@@ -117,6 +166,7 @@ class Pair:
     reader: Running
     faults: tuple[Path, Path]
     verify: str = "size"
+    setup: Setup = PLAIN
     calm: list[float] = field(default_factory=list)
     first: Outcome | None = None
 
@@ -157,25 +207,36 @@ class Pair:
         """Start an engine again whose process has ended."""
         old = self.both[which]
         old.stack.close()
-        tp, layout = (WRITER, READER)[which]
+        setup = replace(self.setup, arguments=tuple(arguments)) if arguments else self.setup
         new = start_engine(
-            self.folder, old.member, tp, layout, self.relays[which].address, self.faults[which],
-            verify=self.verify, arguments=arguments,
-        )  # fmt: skip
+            self.folder, old.member, which, self.relays[which].address, self.faults[which], setup, verify=self.verify
+        )
         if which == 0:
             self.writer = new
         else:
             self.reader = new
 
 
+#: Starts what goes wrong, and ends it.
+Fault = Callable[[Pair, Traffic], contextlib.AbstractContextManager[None]]
+
+
 def start_engine(
-    folder: Path, member: Member, tp: int, layout: str, master: str, faults: Path, *,
-    namespace: str = NAMESPACE, verify: str = "size", model: Path | None = None, arguments: Sequence[str] = (),
-) -> Running:  # fmt: skip
-    """Start an engine with the faulty connector; it ends with ``stack`` of what is returned."""
+    folder: Path,
+    member: Member,
+    which: int,
+    master: str,
+    faults: Path,
+    setup: Setup = PLAIN,
+    *,
+    namespace: str = NAMESPACE,
+    verify: str = "size",
+) -> Running:
+    """Start the first or the second engine with the faulty connector; it ends with ``stack`` of what is returned."""
+    tp, layout = setup.sizes[which]
     config = ConnectorConfig(
         store_tp_size=STORE_TP, save_decode_cache=True, cache_namespace=namespace, master_server_address=master,
-        block_size_tokens=BLOCK, hash_algorithm="sha256_cbor", staging_bytes=32 << 20, verify=verify,
+        block_size_tokens=BLOCK_TOKENS, hash_algorithm="sha256_cbor", staging_bytes=32 << 20, verify=verify,
     )  # fmt: skip
     flags = [
         flag.replace(f"={CONNECTOR_CLASS}", "=FaultyConnector").replace(
@@ -186,11 +247,9 @@ def start_engine(
     stack = ExitStack()
     started = stack.enter_context(
         engine(
-            folder, member.name.replace(" ", "-"), tp=tp, layout=layout, reference_attention=True, model=model,
-            arguments=[
-                *flags, "--prefix-caching-hash-algo=sha256_cbor",
-                *(arguments or (f"--num-gpu-blocks-override={OWN_BLOCKS}",)),
-            ],
+            folder, member.name.replace(" ", "-"), tp=tp, layout=layout, reference_attention=setup.reference,
+            model=setup.model, dtype=setup.dtype,
+            arguments=[*flags, "--prefix-caching-hash-algo=sha256_cbor", *setup.arguments],
             environment={"PYTHONPATH": SOURCES, FAULTS: str(faults), "VLLM_SERVER_DEV_MODE": "1"},
         )
     )  # fmt: skip
@@ -199,37 +258,39 @@ def start_engine(
 
 
 @contextlib.contextmanager
-def pair(folder: Path, trials: Mapping[str, int], *, verify: str = "size") -> Iterator[Pair]:
+def pair(folder: Path, trials: Mapping[str, int], setup: Setup = PLAIN, *, verify: str = "size") -> Iterator[Pair]:
     """The two engines and their store, for some trials.
 
     Args:
         folder: for logs.
         trials: length of the answers by name of the trial.
+        setup: what the engines run.
         verify: what proves a load.
     """
-    prompts = [(p, n) for name, n in trials.items() for p in traffic_prompts(name)]
-    prompts += [(p, 4) for name in trials for p in recovery_prompts(name)]
-    known, sizes = Expected(), (WRITER, READER)
+    prompts = [(p, n) for name, n in trials.items() for p in setup.texts.traffic(name)]
+    prompts += [(p, 4) for name in trials for p in setup.texts.recovery(name)]
+    known, different = Expected(), range(len(set(setup.sizes)))
     with ThreadPoolExecutor(2) as threads:
-        answers = list(threads.map(lambda size: known.answers(folder, prompts, tp=size[0], layout=size[1]), sizes))
+        answers = list(threads.map(lambda which: setup.expected(known, folder, which, prompts), different))
+    answers = [answers[0], answers[-1]]
     files = (folder / "faults-writer", folder / "faults-reader")
     with ExitStack() as stack:
         store = stack.enter_context(mooncake.store(folder, nodes=2, segment=SEGMENT, lease_ms=2000))
         relays = (Relay(store.master.port), Relay(store.master.port))
         for relay in relays:
             stack.callback(relay.close)
-        members = [Member(name, Server(""), expected) for name, expected in zip(("TP 2", "TP 1"), answers, strict=True)]
+        names = [f"{which} TP {tp}" for which, (tp, _) in zip(("first", "second"), setup.sizes, strict=True)]
+        members = [Member(name, Server(""), expected) for name, expected in zip(names, answers, strict=True)]
 
-        def start(number: int) -> Running:
-            tp, layout = sizes[number]
+        def start(which: int) -> Running:
             return start_engine(
-                folder, members[number], tp, layout, relays[number].address, files[number], verify=verify
+                folder, members[which], which, relays[which].address, files[which], setup, verify=verify
             )
 
         # An engine ends with the thread that has started it, so the threads stay as long as the engines.
         starters = stack.enter_context(ThreadPoolExecutor(2))
         running = list(starters.map(start, range(2)))
-        made = Pair(folder, store, relays, running[0], running[1], files, verify)
+        made = Pair(folder, store, relays, running[0], running[1], files, verify, setup)
         try:
             yield made
         finally:
@@ -260,7 +321,7 @@ def run_trial(
     pair: Pair,
     trial: str,
     title: str,
-    fault: Callable[[Pair, Traffic], contextlib.AbstractContextManager[None]],
+    fault: Fault,
     *,
     seconds: float = 7,
     members: Sequence[Running] | None = None,
@@ -277,7 +338,7 @@ def run_trial(
     """
     asked = tuple(one.member for one in (members or pair.both))
     before = sum((counted(one.server) for one in pair.both), Counter[str]())
-    with Traffic(asked, traffic_prompts(trial)) as traffic:
+    with Traffic(asked, pair.setup.traffic(trial, asked[0].expected)) as traffic:
         time.sleep(2)
         start = time.monotonic()
         with fault(pair, traffic):
@@ -300,19 +361,61 @@ def run_trial(
 
 def recover(pair: Pair, trial: str, since: float, records: list[Record]) -> float:
     """Seconds from ``since`` until each engine has taken blocks that the other has just computed; -1 for never."""
-    waiting = [(pair.writer, pair.reader), (pair.reader, pair.writer)]
+    waiting, setup = [(pair.writer, pair.reader), (pair.reader, pair.writer)], pair.setup
     with httpx.Client() as client:
-        for prompt in recovery_prompts(trial):
+        for prompt in setup.recovery(trial, pair.reader.member.expected):
             first, second = waiting[0]
             records.append(ask(first.member, prompt, client))
             time.sleep(0.5)
             records.append(ask(second.member, prompt, client))
-            if records[-1].cached >= BLOCK and (waiting := waiting[1:]) == []:
+            if records[-1].cached >= setup.texts.block and (waiting := waiting[1:]) == []:
                 return time.monotonic() - since
             if time.monotonic() - since > RECOVERY_SECONDS:
                 break
             time.sleep(0.5 if records[-1].cached else 4)
     return -1.0
+
+
+@contextlib.contextmanager
+def losing_objects(pair: Pair, _: Traffic) -> Iterator[None]:
+    """Objects leave between lookup and load, in a third of all loads."""
+    with pair.misbehaving(FaultSettings(removed=0.3)):
+        yield
+
+
+@contextlib.contextmanager
+def killing_a_node(pair: Pair, _: Traffic) -> Iterator[None]:
+    """One of two store nodes is killed."""
+    pair.drop_node(0)
+    yield
+
+
+@contextlib.contextmanager
+def killing_the_master(pair: Pair, _: Traffic) -> Iterator[None]:
+    """The master is killed, and started again at the end."""
+    pair.store.master.process.kill()
+    yield
+    pair.restart_master()
+
+
+@contextlib.contextmanager
+def hanging_up(pair: Pair, traffic: Traffic) -> Iterator[None]:
+    """Clients that ask both engines in turn and hang up within 0.15 s, while loads take longer."""
+    number, prompts = 0, traffic.prompts
+
+    def hang_up() -> None:
+        nonlocal number
+        number += 1
+        server = pair.both[number % 2].server
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(
+                f"{server.url}/v1/completions",
+                json={"prompt": list(prompts[number % len(prompts)]), "max_tokens": 64, "ignore_eos": True},
+                timeout=0.02 + number % 5 * 0.03,
+            )
+
+    with pair.misbehaving(FaultSettings(get_seconds=0.1)), repeating(hang_up, 0.05):
+        yield
 
 
 def judge(pair: Pair, outcome: Outcome) -> None:
@@ -326,10 +429,3 @@ def judge(pair: Pair, outcome: Outcome) -> None:
     assert outcome.requests > 0
     assert all(one.server.healthy() for one in pair.both)
     assert outcome.recovery >= 0, f"no hits {RECOVERY_SECONDS:.0f} s after the end of the fault"
-
-
-def answers_for(folder: Path, trial: str, tokens: int, model: Path) -> Mapping[Prompt, Tokens]:
-    """Right answers of the TP 1 engine with another model."""
-    tp, layout = READER
-    prompts = [(prompt, tokens) for prompt in traffic_prompts(trial)]
-    return Expected().answers(folder, prompts, tp=tp, layout=layout, model=model)

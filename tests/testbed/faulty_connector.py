@@ -70,6 +70,13 @@ class FaultyStore:
 
     def __init__(self, inner: ObjectStore, switch: Switch) -> None:
         self._inner, self._switch, self._dice = inner, switch, random.Random(1)
+        self._owed: dict[str, float] = {}
+
+    def _turn(self, fault: str, share: float) -> bool:
+        """Whether it is this call's turn: evenly ``share`` of all calls from the first one on, however few they are."""
+        owed = self._owed.get(fault, 1 - share) + share
+        self._owed[fault] = owed - (owed >= 1)
+        return share > 0 and owed >= 1
 
     def put_many(
         self, keys: Sequence[str], segments: Sequence[Segments], groups: Sequence[str] | None = None
@@ -82,10 +89,10 @@ class FaultyStore:
         """See ``ObjectStore``."""
         faults = self._switch.now()
         time.sleep(faults.get_seconds)
-        if self._dice.random() < faults.removed:
+        if self._turn("removed", faults.removed):
             self._inner.remove_many(keys)
         results = list(self._inner.get_many(keys, segments))
-        if self._dice.random() < faults.short and results:
+        if results and self._turn("short", faults.short):
             number = self._dice.randrange(len(results))
             if results[number] == segments_bytes(segments[number]):
                 address, size = segments[number][-1]

@@ -4,6 +4,7 @@ Standard library only: it runs on the machine's own Python, before the environme
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -23,24 +24,29 @@ class Group:
         plan: the preparation plan.
         marker: which pytest markers it selects.
         seconds: time limit of one test; a hanging engine must not eat the group's time.
+        profile: how Hypothesis looks for counter-examples, see `tests/conftest.py`.
     """
 
     plan: str
     marker: str
     seconds: int
+    profile: str = "quick"
 
 
 MARKERS = ("apiserver", "mooncake", "engine", "node", "scenario", "matrix", "faults", "versions")
 """Tests that need more than Python packages carry one of these."""
 
+_ONLY_PACKAGES = f"not ({' or '.join(MARKERS)})"
+
 GROUPS = {
-    "fast": Group("fast", f"not ({' or '.join(MARKERS)})", 60),
+    "fast": Group("fast", _ONLY_PACKAGES, 60),
+    "properties": Group("fast", f"hypothesis and {_ONLY_PACKAGES}", 1800, "thorough"),
     "apiserver": Group("apiserver", "apiserver", 120),
     "engine": Group("engine", "engine or mooncake", 600),
     "node": Group("node", "node", 1200),
     "matrix": Group("engine", "matrix", 3600),
     "faults": Group("engine", "faults", 900),
-    "versions": Group("engine", "versions", 1800),
+    "versions": Group("versions", "versions", 1800),
     "scenario": Group("node", "scenario", 1200),
 }
 
@@ -63,7 +69,8 @@ def run_group(name: str) -> str:
     report = places.REPOSITORY / "build" / "junit" / f"{name}.xml"
     options = [f"--timeout={group.seconds}", f"--junitxml={report}"]
     command = [str(python), "-m", "pytest", "-m", group.marker, *options, "tests"]
-    code = subprocess.run(command, cwd=places.REPOSITORY, check=False).returncode
+    environment = {"HYPOTHESIS_PROFILE": group.profile} | os.environ
+    code = subprocess.run(command, cwd=places.REPOSITORY, env=environment, check=False).returncode
     return "" if code == 0 else ENDINGS.get(code, f"pytest ended with code {code}")
 
 

@@ -4,6 +4,7 @@ Store nodes own the memory; engines connect with a segment of size 0, because an
 disappear with the engine.
 """
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class Master:
 
     def ask(self, path: str) -> str:
         """The answer of the master's HTTP port."""
-        answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}{path}", timeout=10)
+        answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}{path}", timeout=30)
         answer.raise_for_status()
         return answer.text
 
@@ -65,6 +66,13 @@ class Store:
         return self.master.address
 
 
+def master_program() -> Path:
+    """The master of the Mooncake that is imported here; PYTHONPATH may lead to another version than the pinned one."""
+    found = importlib.util.find_spec("mooncake")
+    folder = next(iter(found.submodule_search_locations or ()), None) if found is not None else None
+    return Path(folder or places.site_packages() / "mooncake") / "mooncake_master"
+
+
 def start_master(
     folder: Path, *, port: int | None = None, lease_ms: int | None = None, snapshots: Path | None = None
 ) -> Master:
@@ -79,7 +87,7 @@ def start_master(
     chosen, metrics = free_ports(2)
     port = port or chosen
     command: list[str | Path] = [
-        places.site_packages() / "mooncake" / "mooncake_master",
+        master_program(),
         "--rpc_address=127.0.0.1",
         f"--rpc_port={port}",
         f"--metrics_port={metrics}",
@@ -98,7 +106,7 @@ def start_master(
     process = Process("mooncake_master", command, log=folder / "mooncake-master.log", environment=environment)
     master = Master(f"127.0.0.1:{port}", port, metrics, process)
     try:
-        process.wait_until(lambda: is_open(port) and is_open(metrics), seconds=30)
+        process.wait_until(lambda: is_open(port) and is_open(metrics), seconds=90)
     except BaseException:
         process.kill()
         raise
@@ -126,7 +134,7 @@ def start_node(folder: Path, master: Master, *, segment: str = "512mb", name: st
         environment=environment,
     )
     try:
-        process.wait_until(lambda: is_open(rest) and is_open(http), seconds=60)
+        process.wait_until(lambda: is_open(rest) and is_open(http), seconds=120)
     except BaseException:
         process.kill()
         raise

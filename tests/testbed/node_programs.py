@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from testbed import fair_cores
 from testbed.cluster_state import CNI_NETWORK
 from testbed.control_plane import Programs
 from testbed.ports import is_open
@@ -43,6 +44,8 @@ def start_containerd(programs: Programs, pause_image: str) -> None:
         ],
     }
     (folder / "cni" / "10-testbed.conflist").write_text(json.dumps(network, indent=1))
+    defaults = fair_cores.container_defaults(program("ctr"), folder / "container.json")
+    base = f'base_runtime_spec = "{defaults}"' if defaults else ""
     # restrict_oom_score_adj works without CAP_SYS_RESOURCE, as in many virtual machines and containers.
     (folder / "containerd.toml").write_text(
         f"""\
@@ -58,6 +61,7 @@ state = "{folder}/containerd/state"
   disable_apparmor = true
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
+  {base}
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
   BinaryName = "{program("runc")}"
 [plugins."io.containerd.cri.v1.runtime".cni]

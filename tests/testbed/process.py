@@ -80,13 +80,14 @@ class Process:
             outlives_us: whether it keeps running when this process dies.
         """
         self.name = name
+        self.command = [str(word) for word in command]
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         # The kernel ends the program when this process dies, even by SIGKILL; a test run leaves nothing behind.
         bond = () if outlives_us else ("setpriv", "--pdeathsig", "KILL", "--")
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
-                [*bond, *(str(word) for word in command)],
+                [*bond, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -134,8 +135,14 @@ class Process:
         self.popen.wait()
 
     def pause(self) -> None:
-        """Stop the program's clock: it hangs, but its connections stay open."""
+        """Stop the program's clock: it hangs, but its connections stay open.
+
+        The signal is only the request: on a busy machine a thread may still answer a call after it was sent.
+        """
         self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while not _stands_still(self.popen.pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def resume(self) -> None:
         """Let a paused program go on."""
@@ -145,3 +152,14 @@ class Process:
         """Send a signal to the program and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
+
+
+def _stands_still(group: int) -> bool:
+    """Whether every thread of a process group is stopped, or has ended."""
+    for thread in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # proc(5): state, parent and process group follow the name, which is in parentheses.
+            state, _, of = thread.read_text().rpartition(")")[2].split()[:3]
+            if int(of) == group and state not in "TtZX":
+                return False
+    return True

@@ -26,8 +26,17 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     # The name is registered too, because vLLM looks a backend up by what `get_name` returns.
-    register_backend(NAME, f"{__name__}.ReferenceAttentionBackend")
+    name = backend_name()
+    register_backend(getattr(AttentionBackendEnum, name, name), f"{__name__}.ReferenceAttentionBackend")
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.ReferenceAttentionBackend")
+
+
+def backend_name() -> str:
+    """Our own name; vLLM before 0.32 takes no new names and has one for everybody."""
+    import vllm
+    from packaging.version import Version
+
+    return NAME if Version(vllm.__version__) >= Version("0.32") else "CUSTOM"
 
 
 def write_cells(cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -183,7 +192,7 @@ def _make_backend() -> type:
         @staticmethod
         def get_name() -> str:
             """The name under which vLLM knows the backend."""
-            return NAME
+            return backend_name()
 
         @classmethod
         def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

@@ -1,4 +1,7 @@
-"""A TCP relay on loopback that can be cut: how a network fails between two programs that are both well."""
+"""A TCP relay on loopback that can be cut: how a network fails between two programs that are both well.
+
+With several targets it takes turns among those that accept connections, as the address of a Service does.
+"""
 
 import contextlib
 import socket
@@ -10,20 +13,21 @@ CHUNK = 65536
 
 
 class Relay:
-    """Passes bytes between its own port and ``target``.
+    """Passes bytes between its own port and ``targets``.
 
     Attributes:
         port: where clients connect.
-        target: port that connections go to.
+        targets: ports that connections go to, the next one first.
     """
 
-    def __init__(self, target: int) -> None:
-        self.target = target
+    def __init__(self, *targets: int) -> None:
+        self.targets = list(targets)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._refuses = self._swallows = False
+        self._era = 0
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     @property
@@ -51,6 +55,10 @@ class Relay:
             self._swallows = False
             self._tear()
 
+    def silence(self) -> None:
+        """What is connected now stays open and dead for good; new connections work."""
+        self._era += 1
+
     def close(self) -> None:
         """Stop."""
         self._listener.close()
@@ -72,27 +80,45 @@ class Relay:
             if self._refuses:
                 client.close()
                 continue
-            try:
-                server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
-                server.settimeout(None)
-            except OSError:
+            server = self._connect()
+            if server is None:
                 client.close()
                 continue
             with self._lock:
                 self._open |= {client, server}
+            era, ended = self._era, list[socket.socket]()
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pass, args=(source, sink), name="relay", daemon=True).start()
+                arguments = (source, sink, era, ended)
+                threading.Thread(target=self._pass, args=arguments, name="relay", daemon=True).start()
 
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+    def _connect(self) -> socket.socket | None:
+        for _ in self.targets:
+            self.targets.append(target := self.targets.pop(0))
+            try:
+                server = socket.create_connection(("127.0.0.1", target), timeout=5)
+            except OSError:
+                continue
+            server.settimeout(None)
+            return server
+        return None
+
+    def _pass(self, source: socket.socket, sink: socket.socket, era: int, ended: list[socket.socket]) -> None:
         try:
             while data := source.recv(CHUNK):
                 while self._swallows:
                     time.sleep(0.05)
+                if era != self._era:
+                    continue
                 sink.sendall(data)
         except OSError:
             pass
-        with self._lock:
-            self._open.discard(source)
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._open.discard(source)
+            ended.append(source)
+            both = len(ended) == 2
+        if both:
+            source.close()
+            sink.close()

@@ -13,12 +13,6 @@ SOURCE = places.REPOSITORY / "connector"
 ENVIRONMENT = {"PYTHONPATH": str(SOURCE)}
 """With it an engine finds the checkout's connector."""
 
-LOOKUP_SECONDS = 30
-PATIENT = {**ENVIRONMENT, "MC_RPC_TIMEOUT_MS": "30000", "MC_TCP_PROGRESS_TIMEOUT_SEC": "30"}
-"""The same for engines that together have more ranks than the machine has cores: their spinning keeps every other
-process, the store's too, from running for some four seconds at a time, which is just the time after which the connector
-gives the store up."""
-
 
 def text(seed: int, length: int) -> list[int]:
     """A prompt of bytes that no other seed shares a block with."""
@@ -34,7 +28,6 @@ def connector_flags(
     pipeline_sizes: Sequence[int] = (),
     save_decode_cache: bool = True,
     pool: str = "engines",
-    lookup_seconds: int = LOOKUP_SECONDS,
 ) -> list[str]:
     """Arguments of `vllm serve` that make an engine a member, as the operator would inject them.
 
@@ -46,12 +39,11 @@ def connector_flags(
         pipeline_sizes: pipeline sizes of the pool; the engine's own only when empty.
         save_decode_cache: whether decoded blocks are saved.
         pool: name of the pool, part of all its keys.
-        lookup_seconds: how long a lookup may take.
     """
     config = ConnectorConfig(
         store_tp_size=store_tp, role=role, save_decode_cache=save_decode_cache, cache_namespace=f"kvs1/p-{pool}/g1",
         master_server_address=store.address, block_size_tokens=block_tokens, hash_algorithm="sha256_cbor",
-        staging_bytes=32 << 20, pipeline_parallel_sizes=tuple(pipeline_sizes), lookup_timeout_seconds=lookup_seconds,
+        staging_bytes=32 << 20, pipeline_parallel_sizes=tuple(pipeline_sizes),
     )  # fmt: skip
     return [*to_dotted_flags(config, kv_role=kv_role_of(role)), "--prefix-caching-hash-algo=sha256_cbor"]
 
@@ -64,10 +56,10 @@ def member(server: Server) -> dict[str, str]:
 
 def objects(store: mooncake.Store) -> list[str]:
     """Keys of cache objects in the store, shared and isolated ones."""
-    return [key for key in store.master.keys() if re.search(r"/k\w+s\d+p\d+$", key)]  # noqa: SIM118
+    return [key for key in store.master.keys() if re.search(r"/k[\w-]+s\d+p\d+$", key)]  # noqa: SIM118
 
 
-def settle(store: mooncake.Store, count: int, *, seconds: float = 30) -> None:
+def settle(store: mooncake.Store, count: int, *, seconds: float = 60) -> None:
     """Wait until the store holds exactly `count` objects; saving is asynchronous.
 
     Raises:
@@ -80,13 +72,25 @@ def settle(store: mooncake.Store, count: int, *, seconds: float = 30) -> None:
         time.sleep(0.1)
 
 
-def counted(server: Server, metric: str, value: float, *, seconds: float = 20) -> float:
+def counted(server: Server, metric: str, value: float, *, seconds: float = 60) -> float:
     """A metric once it has reached `value`, or as it is when the time is over; an engine reports with its steps."""
     deadline = time.monotonic() + seconds
     while (found := server.metric(metric)) < value and time.monotonic() < deadline:
         server.complete(text(99, 5), max_tokens=2)
         time.sleep(0.2)
     return found
+
+
+def empty_cache(server: Server, *, external: bool = False, seconds: float = 60) -> None:
+    """Empty an engine's own cache, and with `external` the shared one, as soon as nothing in it is still being read.
+
+    Raises:
+        AssertionError: it could not be emptied in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not server.reset_cache(external=external):
+        assert time.monotonic() < deadline, f"the engine's own cache could not be emptied for {seconds} s"
+        time.sleep(0.2)
 
 
 def troubles(server: Server) -> dict[str, float]:

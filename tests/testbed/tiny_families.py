@@ -1,4 +1,4 @@
-"""Tiny random models of other families than Llama: one latent head (MLA), and windows beside full attention.
+"""Tiny random models of other families than Llama: one latent head (MLA), windows or states beside full attention.
 
 Each is made once and kept in the cache. The tokenizer is the default tiny model's, whose tokens are bytes.
 """
@@ -75,6 +75,57 @@ def tiny_gemma() -> Path:
         return transformers.Gemma3ForCausalLM(config)
 
     return _kept("gemma", make)
+
+
+def tiny_gpt_oss() -> Path:
+    """A gpt-oss with windows of 128 tokens beside full attention, attention sinks and two experts."""
+
+    def make() -> Any:
+        import transformers
+
+        config = transformers.GptOssConfig(
+            **COMMON,
+            hidden_size=256,
+            intermediate_size=256,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=32,
+            sliding_window=128,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+        )
+        return transformers.GptOssForCausalLM(config)
+
+    return _kept("gpt-oss", make)
+
+
+def tiny_qwen_next() -> Path:
+    """A Qwen3-Next whose layers alternate between a recurrent state and full attention."""
+
+    def make() -> Any:
+        import transformers
+
+        config = transformers.Qwen3NextConfig(
+            **COMMON,
+            hidden_size=256,
+            intermediate_size=512,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            layer_types=["linear_attention", "full_attention"] * (LAYERS // 2),
+        )
+        return transformers.Qwen3NextForCausalLM(config)
+
+    return _kept("qwen-next", make)
 
 
 def _kept(name: str, make: Callable[[], Any]) -> Path:

@@ -21,16 +21,14 @@ from pathlib import Path
 import httpx
 
 from testbed import places
-from testbed.completions import Server, ServerError
+from testbed.completions import TWO_LIKELIEST, Server, ServerError
 from testbed.engine import engine
 from testbed.tiny_model import tiny_model
 
 Prompt = tuple[int, ...]
 Tokens = tuple[int, ...]
 
-BLOCK = 32
-FAMILIES, MEMBERS, COMMON_BLOCKS = 4, 4, 9
-RECOVERY_PROMPTS, RECOVERY_BLOCKS = 9, 4
+RECOVERY_PROMPTS = 9
 #: Seconds after which a request counts as failed.
 REQUEST_SECONDS = 60.0
 KEPT = places.BUILD / "faults" / "expected.json"
@@ -40,20 +38,37 @@ def _words(dice: random.Random, count: int) -> Prompt:
     return tuple(dice.randrange(20, 220) for _ in range(count))
 
 
-def traffic_prompts(trial: str) -> tuple[Prompt, ...]:
-    """Prompts of a trial's traffic: families with a common beginning, 300 to 400 tokens each."""
-    dice = random.Random(zlib.crc32(trial.encode()))
-    out = []
-    for _ in range(FAMILIES):
-        common = _words(dice, COMMON_BLOCKS * BLOCK)
-        out += [(*common, *_words(dice, dice.choice((20, 45, 62, 95, 94)))) for _ in range(MEMBERS)]
-    return tuple(out)
+@dataclass(frozen=True)
+class Texts:
+    """Lengths of prompts: those of the traffic come in families with a common beginning.
 
+    Attributes:
+        block: tokens of a block of the engines.
+        families: number of families.
+        members: prompts of each.
+        common_blocks: blocks that a family has in common.
+        recovery_blocks: whole blocks of a prompt of ``recovery``.
+    """
 
-def recovery_prompts(trial: str) -> tuple[Prompt, ...]:
-    """Prompts of which each is asked once on each engine after the fault, to see whether sharing has come back."""
-    dice = random.Random(zlib.crc32(f"{trial} recovery".encode()))
-    return tuple(_words(dice, RECOVERY_BLOCKS * BLOCK + 9) for _ in range(RECOVERY_PROMPTS))
+    block: int = 32
+    families: int = 4
+    members: int = 4
+    common_blocks: int = 9
+    recovery_blocks: int = 4
+
+    def traffic(self, trial: str) -> tuple[Prompt, ...]:
+        """Prompts of a trial's traffic, 20 to 95 tokens longer than what they have in common."""
+        dice = random.Random(zlib.crc32(trial.encode()))
+        out = []
+        for _ in range(self.families):
+            common = _words(dice, self.common_blocks * self.block)
+            out += [(*common, *_words(dice, dice.choice((20, 45, 62, 95, 94)))) for _ in range(self.members)]
+        return tuple(out)
+
+    def recovery(self, trial: str) -> tuple[Prompt, ...]:
+        """Prompts of which each is asked once on each engine after the fault, to see whether sharing has come back."""
+        dice = random.Random(zlib.crc32(f"{trial} recovery".encode()))
+        return tuple(_words(dice, self.recovery_blocks * self.block + 9) for _ in range(RECOVERY_PROMPTS))
 
 
 class Expected:
@@ -69,7 +84,16 @@ class Expected:
         return hashlib.sha256(json.dumps([version, model.name, tp, layout, prompt, tokens]).encode()).hexdigest()[:24]
 
     def answers(
-        self, folder: Path, prompts: Iterable[tuple[Prompt, int]], *, tp: int, layout: str, model: Path | None = None
+        self,
+        folder: Path,
+        prompts: Iterable[tuple[Prompt, int]],
+        *,
+        tp: int,
+        layout: str,
+        model: Path | None = None,
+        reference_attention: bool = True,
+        dtype: str = "float32",
+        margin: float = 0.0,
     ) -> Mapping[Prompt, Tokens]:
         """Answers by prompt; an engine is started if any is not known yet.
 
@@ -79,6 +103,10 @@ class Expected:
             tp: tensor-parallel size.
             layout: cache layout.
             model: the model; the default tiny model when None.
+            reference_attention: the engine runs the any-layout attention.
+            dtype: type of weights, activations and cache.
+            margin: prompts with a token whose logarithm of its probability is not larger by so much than the next
+                one's are left out. In bfloat16 such an answer depends on the other requests of a step.
         """
         model = model or tiny_model()
         keys = {prompt: self._key(model, tp, layout, prompt, tokens) for prompt, tokens in prompts}
@@ -90,15 +118,18 @@ class Expected:
                     f"expected-{tp}-{model.name[-8:]}",
                     tp=tp,
                     layout=layout,
-                    reference_attention=True,
+                    reference_attention=reference_attention,
                     model=model,
+                    dtype=dtype,
                 ) as reference,
                 httpx.Client() as client,
                 ThreadPoolExecutor(4) as threads,
             ):
 
                 def answer(asked: tuple[Prompt, int]) -> list[int]:
-                    return list(reference.server.complete(asked[0], max_tokens=asked[1], client=client).token_ids)
+                    extra = TWO_LIKELIEST if margin else None
+                    found = reference.server.complete(asked[0], max_tokens=asked[1], client=client, extra=extra)
+                    return list(found.token_ids) if found.margin >= margin else []
 
                 found = {
                     keys[asked[0]]: tokens for asked, tokens in zip(missing, threads.map(answer, missing), strict=True)
@@ -107,7 +138,7 @@ class Expected:
                 self._known = {**self._known, **found}
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._path.write_text(json.dumps(self._known))
-        return {prompt: tuple(self._known[key]) for prompt, key in keys.items()}
+        return {prompt: tuple(self._known[key]) for prompt, key in keys.items() if self._known[key]}
 
 
 @dataclass
@@ -129,7 +160,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Record:
-    """One request: member, start and end on a monotonic clock, tokens from a cache, and what was wrong."""
+    """One request: member, start and end on a monotonic clock, tokens from a cache, and what was wrong.
+
+    ``unasked`` says that nobody could answer: the engine was dead, as it had to be.
+    """
 
     member: str
     start: float
@@ -137,6 +171,7 @@ class Record:
     cached: int
     wrong: str = ""
     failed: str = ""
+    unasked: bool = False
 
 
 @dataclass
@@ -174,8 +209,9 @@ class Traffic:
         with httpx.Client() as client:
             while not self._over.is_set():
                 record = ask(member, dice.choice(self.prompts), client)
-                self.records.append(record)
-                if record.failed:
+                if not record.unasked:
+                    self.records.append(record)
+                if record.failed or record.unasked:
                     time.sleep(0.2)
 
     def wait_for(self, ready: Callable[[], bool], seconds: float) -> None:
@@ -188,11 +224,13 @@ class Traffic:
 def ask(member: Member, prompt: Prompt, client: httpx.Client) -> Record:
     """Ask once and judge the answer."""
     expected, start = member.expected[prompt], time.monotonic()
+    server, dead = member.server, member.may_fail
     try:
-        answer = member.server.complete(prompt, max_tokens=len(expected), timeout=REQUEST_SECONDS, client=client)
+        answer = server.complete(prompt, max_tokens=len(expected), timeout=REQUEST_SECONDS, client=client)
     except ServerError as error:
-        failed = "" if member.may_fail else str(error)[:300]
-        return Record(member.name, start, time.monotonic(), 0, failed=failed)
+        dead = dead or member.may_fail or member.server is not server
+        failed = "" if dead else str(error)[:300]
+        return Record(member.name, start, time.monotonic(), 0, failed=failed, unasked=dead)
     wrong = "" if answer.token_ids == expected else f"{answer.token_ids} for {expected}, {answer.cached_tokens} cached"
     return Record(member.name, start, time.monotonic(), answer.cached_tokens, wrong)
 

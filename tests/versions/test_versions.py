@@ -10,15 +10,15 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from testbed import mooncake, places, versions
 from testbed.engine import engine
+from testbed.kept import Rows, rows, write
 from testbed.prepare import runner, vllm_versions
-from testbed.sharing import BLOCK, PATIENT, connector_flags, member, settle, text, troubles
+from testbed.sharing import BLOCK, ENVIRONMENT, connector_flags, member, settle, text, troubles
 
 pytestmark = pytest.mark.versions
 
@@ -28,24 +28,17 @@ TABLE = places.REPOSITORY / "docs" / "benchmarks" / "versions.md"
 VERSIONS = (*vllm_versions.TESTED, *vllm_versions.SOURCES_ONLY)
 
 
-@dataclass
-class Results:
-    """Rows of the table: what each version's tests and engines said."""
-
-    own_tests: dict[str, str] = field(default_factory=dict)
-    engines: dict[str, str] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module")
-def results() -> Iterator[Results]:
+def results() -> Iterator[Rows]:
     """Filled by the tests; the table is written at the end, whatever it says, when every version has run."""
-    found = Results()
-    yield found
-    if set(found.own_tests) == set(VERSIONS) and set(found.engines) == set(vllm_versions.TESTED):
+    with rows("vllm") as found:
+        yield found
+    wanted = {version: 3 if version in vllm_versions.TESTED else 2 for version in VERSIONS}
+    if all(len(found.get(version, {})) >= columns for version, columns in wanted.items()):
         write_table(found, TABLE)
 
 
-def write_table(results: Results, path: Path) -> None:
+def write_table(results: Rows, path: Path) -> None:
     """The dated table for the documentation."""
     lines = [
         "# Versions of vLLM",
@@ -56,14 +49,13 @@ def write_table(results: Results, path: Path) -> None:
         f"{len(PROMPT)} tokens, a head-major TP 1 engine takes {CACHED} of them from the store, and its "
         f"{ANSWER_TOKENS} tokens equal those of a TP 1 engine of the same version without connector.",
         "",
-        "| vLLM | connector's tests | TP 2 to TP 1 |",
-        "|---|---|---|",
+        "| vLLM | Python | connector's tests | TP 2 to TP 1 |",
+        "|---|---|---|---|",
     ]
     for version in VERSIONS:
-        engines = results.engines.get(version, "not run: this version has no build for CPUs")
-        lines.append(f"| {version} | {results.own_tests.get(version, 'not run')} | {engines} |")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+        row = {"engines": "not run: this version has no build for CPUs", **results.get(version, {})}
+        lines.append(f"| {version} | {row['python']} | {row['own tests']} | {row['engines']} |")
+    write(path, lines)
 
 
 def prepared(version: str) -> tuple[Path, dict[str, str]]:
@@ -78,27 +70,30 @@ def prepared(version: str) -> tuple[Path, dict[str, str]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_connectors_own_tests_pass_with_this_scheduler(results: Results, version: str) -> None:
+def test_the_connectors_own_tests_pass_with_this_scheduler(results: Rows, version: str) -> None:
     """Interface, life cycle, faults and figures, all with the scheduler of that version."""
-    results.own_tests[version] = "not passed"
+    row = results.setdefault(version, {})
+    row["own tests"] = "not passed"
     python, variables = prepared(version)
     environment = {**os.environ, **variables}
-    asked = [str(python), "-c", "import vllm; print(vllm.__version__)"]
-    said = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout
-    assert said.strip().split("+")[0] == version
+    asked = [str(python), "-c", "import platform, vllm; print(vllm.__version__, platform.python_version())"]
+    said = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert said[0].split("+")[0] == version
+    row["python"] = said[1]
     ran = subprocess.run(
         [python, "-m", "pytest", "tests/vllm_adapter", "-q", "-p", "no:cacheprovider", "--timeout=120"],
         cwd=places.REPOSITORY, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     summary = ran.stdout.strip().splitlines()[-1] if ran.stdout.strip() else ran.stderr[-500:]
-    results.own_tests[version] = re.sub(r" in .*", "", summary).strip("= ")
+    row["own tests"] = re.sub(r" in .*", "", summary).strip("= ")
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
 
 
 @pytest.mark.parametrize("version", vllm_versions.TESTED)
-def test_tp_1_takes_what_tp_2_has_stored(results: Results, tmp_path: Path, version: str) -> None:
+def test_tp_1_takes_what_tp_2_has_stored(results: Rows, tmp_path: Path, version: str) -> None:
     """Real engines of that version: 960 of 976 tokens from the store, the answer of TP 1 alone, no failed key."""
-    results.engines[version] = "not passed"
+    row = results.setdefault(version, {})
+    row["engines"] = "not passed"
     python, _ = prepared(version)
     installation = python.parents[1]
     with engine(tmp_path, "reference", layout="HND", reference_attention=True, installation=installation) as reference:
@@ -110,7 +105,7 @@ def test_tp_1_takes_what_tp_2_has_stored(results: Results, tmp_path: Path, versi
             stack.enter_context(
                 engine(
                     tmp_path, name, tp=tp, layout=layout, reference_attention=True, arguments=flags,
-                    environment=PATIENT, installation=installation,
+                    environment=ENVIRONMENT, installation=installation,
                 )
             ).server
             for name, tp, layout in (("writer", 2, "NHD"), ("reader", 1, "HND"))
@@ -121,4 +116,4 @@ def test_tp_1_takes_what_tp_2_has_stored(results: Results, tmp_path: Path, versi
         assert [member(server)["verdict"] for server in (writer, reader)] == ["shared", "shared"]
         assert (answer.cached_tokens, answer.token_ids) == (CACHED, expected.token_ids)
         assert [troubles(server) for server in (writer, reader)] == [{}, {}]
-    results.engines[version] = f"{answer.cached_tokens} of {len(PROMPT)} cached, tokens equal, no failed key"
+    row["engines"] = f"{answer.cached_tokens} of {len(PROMPT)} cached, tokens equal, no failed key"

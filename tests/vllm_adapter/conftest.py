@@ -42,12 +42,18 @@ def vllm_configs(played: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def new_world(monkeypatch: pytest.MonkeyPatch, vllm_configs: Callable[["Shape"], Any]) -> Callable[..., "World"]:
     """Make worlds whose engines use stores in memory instead of Mooncake."""
-    from kvshare_connector.store import mooncake
+    from kvshare_connector.scheduler import glue, probe
+    from kvshare_connector.store import installation, mooncake
+    from kvshare_connector.worker import loading
     from played_engine import World, open_newest
     from played_model import Shape
 
     monkeypatch.setattr(mooncake.MooncakeStore, "open", open_newest)
-    monkeypatch.setattr(mooncake, "library_problem", lambda: "")
+    monkeypatch.setattr(installation, "library_problem", lambda: "")
+    # A machine that stands still for seconds must not look like a store that hangs: an engine that stops stepping
+    # leaves pins, a lookup or a load that is given up is a miss. Tests of these limits set their own.
+    for module, limit in ((glue, "NEWS_SECONDS"), (probe, "HANGS_SECONDS"), (loading, "TURN_SECONDS")):
+        monkeypatch.setattr(module, limit, 50.0)
 
     def make(shape: "Shape | None" = None) -> "World":
         shape = shape or Shape()
@@ -76,3 +82,15 @@ def engines() -> Iterator[Callable[..., "Engine"]]:
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture
+def other(played: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The other connector's class; what a test sets on it ends with the test."""
+    assert played
+    from other_connector import OtherConnector
+
+    monkeypatch.setattr(OtherConnector, "hits", {})
+    monkeypatch.setattr(OtherConnector, "finishing", True)
+    monkeypatch.setattr(OtherConnector, "synchronous", False)
+    return OtherConnector

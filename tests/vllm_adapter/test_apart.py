@@ -104,6 +104,41 @@ def test_adapters_of_one_name_and_path_never_meet(world: "World", engines: "Call
     assert reader.used_blocks == writer.used_blocks == 0
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_sessions_with_streamed_input_are_kept_apart(
+    world: "World", engines: "Callable[..., Engine]", asynchronous: bool
+) -> None:
+    """The last token of a turn completes a block and is taken back; vLLM before 0.32 keeps the hash of that block."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import RequestStatus
+
+    from played_model import Text
+
+    one = engines(world, "a", asynchronous=asynchronous)
+    stop = one.world.shape.block_tokens * 3
+    last = Text(PROMPT[:9], 0).tokens(stop)[-1]
+    turn = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[last])
+    one.add("s", PROMPT[:9], resumable=True, sampling_params=turn)
+    session = one._requests["s"]
+
+    def waits() -> bool:
+        return session.status == RequestStatus.WAITING_FOR_STREAMING_REQ and not one._queue
+
+    one.step_until(waits)
+    assert len(session.block_hashes) == 3
+    more = [last + 1, *range(40, 60)]
+    text = Text([*session._all_token_ids[: session.num_computed_tokens], *more], 0)
+    one.add("s", more, max_tokens=2, resumable=True)
+    one._texts["s"], one._requests["s"] = text, session
+    one.step_until(waits)
+    one.abort("s")
+    one.run()
+    assert [key for key in world.store.keys if "kfull" in key] == []
+    assert one.count("skipped_requests:streamed_input") == 1
+    assert one.count("lookups") == 0
+    assert one.used_blocks == 0
+
+
 @pytest.mark.parametrize(
     ("hasher", "apart"),
     [(hashlib.sha256, ""), (hashlib.sha512, ""), (hashlib.md5, "media_identifier"), (hashlib.sha1, "media_identifier")],
@@ -126,3 +161,26 @@ def test_vllms_own_hasher_gives_such_digests(played: Any) -> None:
         digest = hasher.MultiModalHasher.hash_kwargs(algorithm, model_id="m", image=b"content")
         feature = SimpleNamespace(identifier=digest)
         assert kept_apart(SimpleNamespace(lora_request=None, mm_features=[feature])) == ""
+
+
+@pytest.mark.parametrize(("version", "state"), [((0, 31), "disabled"), ((0, 32), "shared")])
+def test_an_engine_whose_own_cache_keeps_taken_back_tokens_caches_nothing_from_the_first_session_on(
+    world: "World",
+    engines: "Callable[..., Engine]",
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int],
+    state: str,
+) -> None:
+    """Other requests find its blocks there, under hashes that are not theirs."""
+    from kvshare_connector import compat
+
+    one = engines(world, "a")
+    one.ask(PROMPT)
+    saved = len(world.store.keys)
+    monkeypatch.setattr(compat, "version", lambda: version)
+    one.add("s", PROMPT[:9], resumable=True)
+    for _ in range(5):
+        one.step()
+    assert one.side.decision.verdict.state == state
+    one.ask([7, *PROMPT])
+    assert (len(world.store.keys) > saved) is (state == "shared")

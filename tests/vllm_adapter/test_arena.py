@@ -65,6 +65,6 @@ def test_closing_wakes_everybody_who_waits() -> None:
         thread.start()
     arena.close()
     for thread in threads:
-        thread.join(timeout=5)
+        thread.join(timeout=30)
     assert got == [None] * 3
     assert all(lent)

@@ -1,6 +1,7 @@
 """Beside others: the connector as a child of vLLM's own MultiConnector, over whole lives of requests."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,6 @@ if TYPE_CHECKING:
 
 PROMPT = [(i * 7) % 90 + 5 for i in range(50)]
 OTHER = {"kv_connector": "OtherConnector", "kv_connector_module_path": "other_connector", "kv_role": "kv_both"}
-
-
-@pytest.fixture
-def other(played: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The other connector's class; what a test sets on it ends with the test."""
-    assert played
-    from other_connector import OtherConnector
-
-    monkeypatch.setattr(OtherConnector, "hits", {})
-    monkeypatch.setattr(OtherConnector, "finishing", True)
-    return OtherConnector
 
 
 @pytest.fixture
@@ -57,6 +47,22 @@ def test_a_request_before_the_facts_is_computed_and_saved_at_its_end(
     assert early.ask([*PROMPT[:4], *PROMPT], max_tokens=9) == 0
     early.ready()
     assert world.check_store() == 4 * (12 + 15 - 1)  # the first block is the same
+
+
+def test_a_reset_before_the_facts_empties_the_namespace_once_it_is_known(
+    world: "World", engines: "Callable[..., Engine]", other: Any
+) -> None:
+    """C10: the caller is told that the cache is empty, so nothing older may be found; then the engine caches on."""
+    assert other
+    engines(world, "w").ask(PROMPT)
+    early = engines(world, "a", beside=[OTHER])
+    assert early.side.decision is None
+    assert early.scheduler.reset_prefix_cache(reset_connector=True)
+    early.run().ready()
+    early.step_until(lambda: not early.side._resets.under_way)
+    assert early.ask(PROMPT) == 0
+    assert world.check_store() == 4 * 12
+    assert engines(world, "b").ask(PROMPT) == 48
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -120,6 +126,45 @@ def test_an_abort_while_the_other_connector_loads_saves_nothing(
     engine.run()
     assert world.check_store() == 0
     assert engine.used_blocks == 0
+
+
+@pytest.mark.parametrize("end", ["works", "abort"])
+def test_a_load_in_the_step_that_needs_it_proves_nothing_before_its_results(
+    world: "World", beside: "Callable[..., Engine]", other: Any, end: str
+) -> None:
+    """The other connector loads synchronously, and the engine schedules ahead: no result says yet that it worked."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    engine = beside(world, "a", asynchronous=True)
+    other.hits, other.synchronous = {"r": 48}, True
+
+    def schedule_until(reached: Callable[[Any], bool]) -> Any:
+        """Schedule, and carry nothing out, until a step is as wanted: our own lookups take their time."""
+        for _ in range(5000):
+            output = engine.scheduler.schedule()
+            jobs = output.kv_connector_metadata.metadata[1].step.saves
+            saved.extend(number for job in jobs for part in job.blocks for number in part.numbers)
+            if reached(output):
+                return output
+            time.sleep(0.001)
+        raise TimeoutError(engine.describe())
+
+    saved: list[int] = []
+    engine.add("r", PROMPT, max_tokens=1500)
+    first = schedule_until(lambda output: output.has_sync_kv_loads)
+    engine.add("s", PROMPT)  # finds the blocks of the first one in the engine's own cache
+    schedule_until(lambda output: "s" in output.num_scheduled_tokens)
+    schedule_until(lambda output: True)
+    if end == "abort":
+        engine.abort("r")
+        engine.abort("s")
+        schedule_until(lambda output: True)
+        assert saved == []
+        return
+    assert saved == []
+    engine.scheduler.update_from_output(first, ModelRunnerOutput(["r"], {"r": 0}, sampled_token_ids=[[7]]))
+    schedule_until(lambda output: True)
+    assert saved == list(range(12))
 
 
 def test_slow_weights_hold_no_step_up(

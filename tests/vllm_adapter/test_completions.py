@@ -14,9 +14,9 @@ def test_a_load_is_reported_once_with_its_bad_blocks() -> None:
     done.load_finished(1, [8], [b"i"])
     done.load_finished(2, [9], [b"j"])
     assert done.waiting
-    assert done.drain_loads() == ({"r"}, {7})
+    assert done.drain_loads() == ({"r"}, set(), {7})
     assert done.drain_rest().unread == {b"h"}
-    assert done.drain_loads() == (set(), set())
+    assert done.drain_loads() == (set(), set(), set())
     assert done.drain_rest().unread == set()
     assert not done.waiting
 

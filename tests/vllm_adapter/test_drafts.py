@@ -6,27 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from disturbances import traffic_with_aborts
+from played_drafts import drafting
+
 if TYPE_CHECKING:
     from played_engine import Engine, World
 
 PROMPT = [(i * 7) % 90 + 5 for i in range(50)]
-
-
-def drafting(method: str = "ngram", *, tokens: int = 3, **more: Any) -> Callable[[Any], None]:
-    """Configure speculative decoding; methods with a draft model are as real as an engine without a model allows."""
-
-    def change(config: Any) -> None:
-        from vllm.config import SpeculativeConfig
-
-        config.speculative_config = SpeculativeConfig(
-            method="ngram", num_speculative_tokens=tokens, prompt_lookup_max=3,
-            target_model_config=config.model_config, target_parallel_config=config.parallel_config,
-        )  # fmt: skip
-        config.speculative_config.method = method
-        for name, value in more.items():
-            setattr(config.speculative_config, name, value)
-
-    return change
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -38,7 +24,10 @@ def test_rejected_drafts_are_never_saved(
 
     Rejected drafts leave other bytes in the cache than the tokens that come instead, so a block saved too early shows.
     """
-    engine = engines(world, "a", tp=2, asynchronous=asynchronous, change=drafting(), accepts=lambda: accepted)
+    # Room for pins of all blocks: a busy machine sends slowly, and what has no room is dropped at the end.
+    engine = engines(
+        world, "a", tp=2, blocks=600, asynchronous=asynchronous, change=drafting(), accepts=lambda: accepted
+    )
     assert engine.ask(PROMPT, max_tokens=41) == 0
     complete = (len(PROMPT) + 41 - 1) // 4  # the last token was sampled and never computed
     assert world.check_store() == complete * 4
@@ -60,20 +49,7 @@ def test_random_traffic_with_drafts(
         )
         for name, tp in (("a", 2), ("b", 4))
     )  # fmt: skip
-    prefix = [dice.randrange(3, 90) for _ in range(40)]
-    for number in range(30):
-        engine = dice.choice([one, two])
-        engine.add(f"r{number}", [*prefix[: dice.randrange(8, 41)], number], max_tokens=dice.randrange(1, 30))
-        for _ in range(dice.randrange(0, 12)):
-            dice.choice([one, two]).step()
-        if number % 5 == 0:
-            engine.abort(f"r{number}")
-    for engine in (one, two):
-        engine.run()
-        assert engine.used_blocks == 0, engine.describe()
-        for request_id, answer in engine.outputs.items():
-            assert answer == engine.answer(request_id)[: len(answer)]
-    assert world.check_store() > 0
+    traffic_with_aborts(dice, world, (one, two), longest=40, requests=30)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -116,9 +92,39 @@ def test_layers_of_a_draft_model_are_stored_with_the_last_stage(
     world = new_world(Shape(draft_layers=1))
     extra = {"pipeline_parallel_sizes": [1, 2]}
     writer = engines(world, "a", tp=2, change=drafting("mtp"), extra=extra)
-    assert [list(stage.layers) for stage in writer.side.decision.stages] == [[0, 1], [2, 3, 4]]
+    assert [list(stage.layers) for stage in writer.side.decision.stages[0]] == [[0, 1], [2, 3, 4]]
     writer.ask(PROMPT, max_tokens=12)
     reader = engines(world, "b", tp=4, layout="BLHNC", change=drafting("mtp"), extra=extra)
+    assert reader.ask([*PROMPT, *writer.outputs["a-0"]]) == 60 - 4
+    assert world.check_store() == 15 * 4 * 2
+
+
+@pytest.mark.parametrize("prefix", ["mtp", "draft_model.model"])
+def test_layers_of_a_draft_may_be_numbered_anew(
+    new_world: "Callable[..., World]",
+    engines: "Callable[..., Engine]",
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`mtp.layers.0` is not layer 0 of the model; engines of two sizes and splits share all layers."""
+    import played_engine
+    from played_model import Shape
+
+    def name(layer: int) -> str:
+        return f"model.layers.{layer}.self_attn.attn" if layer < 4 else f"{prefix}.layers.{layer - 4}.self_attn.attn"
+
+    def number(of: str) -> int:
+        return next(layer for layer in range(5) if name(layer) == of)
+
+    monkeypatch.setattr(played_engine, "_name", name)
+    monkeypatch.setattr(played_engine, "_layer", number)
+    world = new_world(Shape(draft_layers=1))
+    writer = engines(world, "a", tp=2, change=drafting("mtp"), extra={"pipeline_parallel_sizes": [1, 2]})
+    assert writer.side.decision.kinds[0].layers == (0, 1, 2, 3, 4)
+    writer.ask(PROMPT, max_tokens=12)
+    reader = engines(
+        world, "b", tp=4, layout="BLHNC", change=drafting("mtp"), extra={"pipeline_parallel_sizes": [1, 2]}
+    )
     assert reader.ask([*PROMPT, *writer.outputs["a-0"]]) == 60 - 4
     assert world.check_store() == 15 * 4 * 2
 
@@ -132,6 +138,18 @@ def test_engines_with_and_without_a_draft_model_do_not_meet(world: "World", engi
 
     mine, other = (dict(engine.side.decision.manifest) for engine in (plain, drafted))
     assert set(differing_fields(mine, other)) == {"speculative", "draft_drop"}
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_drafts_from_the_text_itself_leave_blocks_as_they_are(
+    world: "World", engines: "Callable[..., Engine]", method: str
+) -> None:
+    """No layers, no dropped block: such engines and those that do not speculate have one namespace."""
+    plain, drafted = engines(world, "a", tp=2), engines(world, "b", change=drafting(method), accepts=lambda: 1)
+    assert plain.side.decision.namespace == drafted.side.decision.namespace
+    drafted.ask(PROMPT, max_tokens=12)
+    assert plain.ask([*PROMPT, *drafted.outputs["b-0"]]) == 60
+    assert world.check_store() == 15 * 4
 
 
 @pytest.mark.parametrize("runner", [False, True])

@@ -1,5 +1,6 @@
 """Facts of a rank: from real tensors and vLLM's own specifications to plain values."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
@@ -142,6 +143,14 @@ def test_retention_by_vllms_own_classes(interface: ModuleType, cls: str, values:
     assert retention_of(_spec(interface, cls, **values)).rule == rule
 
 
+def test_a_class_made_of_a_window_has_another_rule(interface: ModuleType) -> None:
+    """vLLM 0.30 and 0.31 have one: a scratch cache of one block that is written round and round."""
+    made = dataclasses.make_dataclass("KpoolTailSpec", [], bases=(interface.SlidingWindowSpec,), frozen=True)
+    for cls, rule in ((interface.SlidingWindowSpec, "window"), (made, "other")):
+        spec = cls(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float16, sliding_window=128)
+        assert retention_of(spec).rule == rule
+
+
 @pytest.mark.parametrize(
     ("name", "index"),
     [
@@ -156,6 +165,22 @@ def test_retention_by_vllms_own_classes(interface: ModuleType, cls: str, values:
 def test_the_layers_number_is_in_its_name(name: str, index: int | None) -> None:
     """As the engine's models name them."""
     assert layer_index(name) == index
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("model.layers.7.self_attn.attn", 7),
+        ("model.layers.61.mtp_block.self_attn.attn", 61),
+        ("mtp.layers.1.self_attn.attn", 33),
+        ("draft_model.model.layers.0.self_attn.attn", 32),
+        ("draft_model.model.layers.31.self_attn.attn", 63),
+        ("language_model.mtp.layers.0.self_attn.attn", 0),  # not known: meets the model's own, and nothing is cached
+    ],
+)
+def test_layers_of_a_draft_count_on_behind_the_model(name: str, index: int) -> None:
+    """Whether their names do so or begin at 0 again."""
+    assert layer_index(name, 32) == index
 
 
 def _gather(interface: ModuleType, layout: str, kv_caches: dict[str, Any], **layer: object) -> Any:

@@ -6,6 +6,7 @@ import logging
 import ssl
 import subprocess
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,11 +167,14 @@ def test_a_store_that_stops_answering_is_said_once_and_its_return_too(
     """E2: a change of state each, not a line for each lookup that is skipped."""
     from kvshare_connector.scheduler import probe
 
-    monkeypatch.setattr(probe, "HANGS_SECONDS", 0.05)
     engine = engines(world, "a", extra={"lookup_timeout_seconds": 1})
-    gate = engine.faults.hang("exists")
+    gate, hangs = engine.faults.hang("exists"), threading.Event()
+    engine.faults.before("exists", lambda *_: hangs.set())
     for number in range(5):
         engine.add(f"r{number}", [number + 3] * 20)
+    engine.step_until(hangs.is_set)
+    # Not before a call hangs: whatever is only slow on a busy machine must not be taken for it.
+    monkeypatch.setattr(probe, "HANGS_SECONDS", 0.05)
     engine.step_until(lambda: all(engine.outputs.values()))
     for number in range(5):
         engine.add(f"s{number}", [number + 30] * 20)
@@ -241,10 +245,11 @@ def operator(tmp_path: Path) -> Iterator[Any]:
 REPORT = MemberReport("kvs1/p-a/g1", "shared", "Shared", "shares", "", "", 1, 1, 1, (), None, 16)
 
 
-def _post(config: ConnectorConfig, *reports: MemberReport) -> None:
+def _post(config: ConnectorConfig, *reports: MemberReport, then: Callable[[], None] = lambda: None) -> None:
     sender = Reporter(config)
     for report in reports:
         sender.post(report)
+    then()
     for thread in [t for t in threading.enumerate() if t.name == "kvshare-report"]:
         thread.join(20)
 
@@ -295,8 +300,9 @@ def test_a_report_that_never_arrives_ends_in_one_line_with_the_last_answer(
 
 def test_a_newer_report_replaces_one_that_is_still_being_tried(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last word of an engine is what the operator keeps."""
-    monkeypatch.setattr(reporter, "ATTEMPTS", (0.05, 0.05))
+    both = threading.Event()
+    monkeypatch.setattr(reporter, "time", types.SimpleNamespace(sleep=lambda _: both.wait(20)))
     config, seen, _ = operator.given
     newer = MemberReport("kvs1/p-a/g1", "disabled", "InternalError", "a fault", "", "", 0, 1, 1, (), None, 16)
-    _post(config, REPORT, newer)
+    _post(config, REPORT, newer, then=both.set)
     assert [json.loads(body)["verdict"] for _, body in seen] == ["disabled"]

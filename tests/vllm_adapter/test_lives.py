@@ -1,5 +1,6 @@
 """Whole lives of requests on vLLM's own scheduler: what happens between their steps, and what must come of it."""
 
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -50,6 +51,61 @@ def test_a_request_aborted_while_it_loads_saves_nothing_that_was_not_proven(
     gate.set()
     reader.run()
     assert world.check_store() == 0
+    assert reader.used_blocks == 0
+
+
+def held_back(engine: "Engine", monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Calls that announce a load, kept until somebody makes them, as vLLM 0.33 keeps them while steps are under way."""
+    kept: list[Callable[[], None]] = []
+    announce = engine.whole.update_state_after_alloc
+
+    def keep(request: Any, blocks: Any, tokens: int) -> None:
+        if tokens:
+            kept.append(lambda: announce(request, blocks, tokens))
+        else:
+            announce(request, blocks, tokens)
+
+    monkeypatch.setattr(engine.whole, "update_state_after_alloc", keep)
+    return kept
+
+
+def test_a_request_that_ends_before_its_load_is_announced_saves_nothing_of_it(
+    world: "World", engines: "Callable[..., Engine]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F9: it has computed before, was preempted, and has blocks again that nobody has written to."""
+    prompt = [*PROMPT, *PROMPT, *PROMPT]
+    reader = engines(world, "b")
+    reader.add("r", prompt)
+    reader.step_until(lambda: "r" in reader.side._computing)
+    engines(world, "a").ask(prompt)
+    reader.scheduler._preempt_request(reader.scheduler.running.pop(), time.monotonic())
+    kept = held_back(reader, monkeypatch)
+    reader.step_until(lambda: bool(kept))
+    wait_until(lambda: not moving(reader))
+    world.store.evict(lambda key: True)
+    reader.abort("r")
+    for _ in range(5):
+        reader.step()
+    wait_until(lambda: not moving(reader))
+    assert world.check_store() == 0
+
+
+def test_a_load_that_is_announced_after_a_reset_proves_nothing(
+    world: "World", engines: "Callable[..., Engine]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10: it was looked up before, so what it would read may be of other weights."""
+    engines(world, "a").ask(PROMPT)
+    reader = engines(world, "b")
+    kept = held_back(reader, monkeypatch)
+    monkeypatch.setattr(reader.side, "_remove_all", lambda: None)  # the keys are there for some time yet
+    reader.add("r", PROMPT)
+    reader.step_until(lambda: bool(kept))
+    reader.scheduler.reset_prefix_cache(reset_connector=True)
+    kept.pop()()
+    reader.run()
+    assert reader.outputs["r"] == reader.answer("r")[:1]
+    assert reader.count("failed_loads") == 1
+    assert reader.count("hit_tokens") == 0
     assert reader.used_blocks == 0
 
 
@@ -156,7 +212,7 @@ def test_all_ranks_of_an_uneven_pipeline_have_one_namespace_and_read_what_was_wr
     one = engines(world, "a", tp=2, pp=2, extra=extra)
     one.ask(PROMPT)
     transfers = [rank.connector._worker_side._transfers for rank in one.ranks]
-    used = {each._namespace for each in transfers if each is not None}
+    used = {each.rank.namespace for each in transfers if each is not None}
     assert used == {one.side.decision.namespace}
     assert sorted(len(rank.layers) for rank in one.ranks) == [2, 2, 3, 3]
     assert one.pool.reset_prefix_cache()
@@ -330,7 +386,7 @@ def test_swapped_and_null_blocks_are_not_saved_by_position(world: "World", engin
     one.work_tables = true_tables
     one.scheduler.kv_cache_manager.get_block_ids = with_null
     one.run()
-    saved = {n for m in one.metadata for job in m.step.saves for n in job.numbers}
+    saved = {n for m in one.metadata for job in m.step.saves for part in job.blocks for n in part.numbers}
     assert saved == set(range(12)) - {3}
     assert 0 not in {b for m in one.metadata for job in m.step.saves for b in job.block_ids}
     world.check_store()
@@ -363,20 +419,19 @@ def test_a_store_that_hangs_costs_one_wait_and_never_a_step(
     """E2: the first lookup is given up after its time, later ones are misses at once; no call blocks."""
     from kvshare_connector.scheduler import probe
 
-    monkeypatch.setattr(probe, "HANGS_SECONDS", 0.1)
     one = engines(world, "a", extra={"lookup_timeout_seconds": 1})
-    gate = one.faults.hang("exists")
+    gate, hangs = one.faults.hang("exists"), threading.Event()
+    one.faults.before("exists", lambda *_: hangs.set())
     started = time.monotonic()
     one.add("r", PROMPT)
+    one.step_until(hangs.is_set)
+    monkeypatch.setattr(probe, "HANGS_SECONDS", 0.1)
     one.step_until(lambda: one.outputs["r"] != [])
-    assert 1.0 <= time.monotonic() - started < 3
-    started = time.monotonic()
+    assert time.monotonic() - started >= 1.0
     for number in range(5):
         one.add(f"s{number}", [number + 3] * 20)
     one.step_until(lambda: all(one.outputs.values()))
-    assert time.monotonic() - started < 0.9
-    assert one.count("lookups_skipped") >= 5
-    assert one.count("scheduler_seconds") < 1
+    assert (one.count("lookup_timeouts"), one.count("lookups_skipped") >= 5) == (1, True)
     gate.set()
     one.run()
 

@@ -84,6 +84,16 @@ def test_blocks_that_could_not_be_read_count_as_missing_for_a_moment(lookups: Lo
     assert lookups.ask("r", 0, HASHES, 1.6) == 8
 
 
+def test_a_hit_that_cannot_be_shortened_is_none_for_that_moment(lookups: Lookups) -> None:
+    """With windows a shorter hit may need blocks that nobody has looked for; behind the hit nothing matters."""
+    lookups.answer("r", _asked(lookups).serial, 6, 0)
+    lookups.load_failed((HASHES[7],), 0.5)
+    assert lookups.ask("r", 0, HASHES, 1, whole=True) == 6
+    lookups.load_failed((HASHES[3],), 1)
+    assert lookups.ask("r", 0, HASHES, 1.5, whole=True) == 0
+    assert lookups.ask("r", 0, HASHES, 2.1, whole=True) == 6
+
+
 def test_a_reset_voids_answers_under_way(lookups: Lookups) -> None:
     """C10: the old answer to a new question is not taken."""
     old = _asked(lookups)

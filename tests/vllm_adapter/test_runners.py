@@ -1,10 +1,13 @@
 """Runners: both model runners drive the connector in their own order; what cannot be cached with them is refused."""
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from played_drafts import drafting
 
 if TYPE_CHECKING:
     from played_engine import Engine, Rank, World
@@ -42,10 +45,13 @@ def newer(rank: "Rank", monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     active = object.__new__(module.ActiveKVConnector)
     active.vllm_config, active.kv_connector = rank.engine.config, rank.whole
     active._pending_load_kwargs, active._disabled = None, False
+    # vLLM 0.32 gives the batch and the attention's metadata too.
+    given = inspect.signature(active.pre_forward).parameters.values()
+    wanted = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in given)
 
     def execute(output: Any, work: Any) -> Any:
         batch = SimpleNamespace(idx_mapping=None, req_ids=[item.request_id for item in work], num_tokens=len(work))
-        active.pre_forward(output, batch if work else None, {} if work else None)
+        active.pre_forward(*(output, batch if work else None, {} if work else None)[:wanted])
         for item in work:
             rank._forward(item)
         active.finish_forward()
@@ -88,16 +94,7 @@ def test_both_model_runners_save_behind_the_draft_model(
     world: "World", driven: "Callable[..., Engine]", asynchronous: bool
 ) -> None:
     """C5: with drafts the step's results are collected before its saves begin; they come with the next step."""
-
-    def change(config: Any) -> None:
-        from vllm.config import SpeculativeConfig
-
-        config.speculative_config = SpeculativeConfig(
-            method="ngram", num_speculative_tokens=3, prompt_lookup_max=3,
-            target_model_config=config.model_config, target_parallel_config=config.parallel_config,
-        )  # fmt: skip
-
-    engine = driven(world, "a", tp=2, asynchronous=asynchronous, change=change, accepts=lambda: 2)
+    engine = driven(world, "a", tp=2, asynchronous=asynchronous, change=drafting(), accepts=lambda: 2)
     engine.ask(PROMPT, max_tokens=21)
     assert world.check_store() == (len(PROMPT) + 20) // 4 * 4
     assert engine.used_blocks == 0

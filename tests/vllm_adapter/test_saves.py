@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvshare_connector.scheduler.saves import Offered, SaveRule, Saves
+from one_kind import full
 
 HASHES = [bytes([i]) for i in range(40)]
 BOTH = SaveRule(prompt=True, decode=True)
@@ -61,20 +62,34 @@ def test_what_was_offered_is_not_offered_again_unless_it_did_not_arrive() -> Non
     """D14: one key is never in two jobs of an engine."""
     offered = Offered()
     saves = Saves(BOTH, 4, offered)
-    job = saves.job(_next(saves, 8), HASHES, [5, 6])
-    assert (job.numbers, job.block_ids) == ((0, 1), (5, 6))
-    saves.rewind("r")
-    assert _next(saves, 8) == []
+    job = saves.job(full(_next(saves, 8), HASHES[:2], [5, 6]))
+    assert job.block_hashes == frozenset(HASHES[:2])
+    assert job.block_ids == (5, 6)
+    assert not any(saves.wanted(h, "full") for h in HASHES[:2])
+    assert all(saves.wanted(h, "window8-") for h in HASHES[:2])
     offered.discard([HASHES[1]])
+    assert [saves.wanted(h, "full") for h in HASHES[:3]] == [False, True, True]
     saves.rewind("r")
-    assert _next(saves, 12) == [1, 2]
+    assert _next(saves, 12) == [0, 1, 2]
+
+
+def test_kinds_are_offered_each_for_itself() -> None:
+    """What was offered of a window says nothing about full attention, nor the other way round."""
+    offered = Offered()
+    offered.add(HASHES[:2], frozenset({"full"}))
+    offered.add(HASHES[1:3], frozenset({"window8-"}))
+    assert [offered.has(h, "full") for h in HASHES[:4]] == [True, True, False, False]
+    assert [offered.has(h, "window8-") for h in HASHES[:4]] == [False, True, True, False]
+    offered.discard(HASHES[1:2])
+    assert not offered.has(HASHES[1], "full")
+    assert not offered.has(HASHES[1], "window8-")
 
 
 def test_blocks_without_room_come_again() -> None:
     """F5: the pins of the last step are gone in the next."""
     saves = Saves(BOTH, 4, Offered())
     assert _next(saves, 16) == [0, 1, 2, 3]
-    saves.job([0, 1], HASHES, [5, 6, 7, 8])
+    saves.job(full([0, 1], HASHES[:2], [5, 6]))
     saves.put_back("r", 2)
     assert _next(saves, 17) == [2, 3]
 
@@ -82,9 +97,10 @@ def test_blocks_without_room_come_again() -> None:
 def test_a_reset_starts_a_new_epoch_and_offers_everything() -> None:
     """C10: jobs of the old epoch are recognised."""
     saves = Saves(BOTH, 4, Offered())
-    old = saves.job(_next(saves, 8), HASHES, [5, 6])
+    old = saves.job(full(_next(saves, 8), HASHES[:2], [5, 6]))
     saves.reset()
-    new = saves.job(_next(saves, 8), HASHES, [5, 6])
+    assert all(saves.wanted(h, "full") for h in HASHES[:2])
+    new = saves.job(full(_next(saves, 8), HASHES[:2], [5, 6]))
     assert (old.epoch, new.epoch) == (0, 1)
     assert old.job_id != new.job_id
 
@@ -92,9 +108,10 @@ def test_a_reset_starts_a_new_epoch_and_offers_everything() -> None:
 def test_memory_of_what_was_offered_is_bounded() -> None:
     """The oldest is forgotten, which costs one more PUT."""
     offered = Offered(limit=3)
-    offered.add(HASHES[:3])
-    offered.add(HASHES[:1])
-    offered.add(HASHES[3:4])
-    assert [h in offered for h in HASHES[:4]] == [True, False, True, True]
+    kinds = frozenset({"full"})
+    offered.add(HASHES[:3], kinds)
+    offered.add(HASHES[:1], kinds)
+    offered.add(HASHES[3:4], kinds)
+    assert [offered.has(h, "full") for h in HASHES[:4]] == [True, False, True, True]
     offered.clear()
-    assert HASHES[0] not in offered
+    assert not offered.has(HASHES[0], "full")

@@ -1,9 +1,10 @@
-"""A prompt of 8,192 blocks on a real Mooncake with Mooncake's own defaults, which a careless client wedges for good."""
+"""65,536 segments of one prompt on a real Mooncake with its own defaults, which a careless client wedges for good."""
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,35 @@ import pytest
 import torch
 
 from bench.rank import Rank, Shape, block_hashes
-from kvshare_connector.scheduler.loads import LoadPlan
-from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store import mooncake as edge
-from kvshare_connector.store.batches import MOST_SEGMENTS
+from kvshare_connector.store.batches import OVER_TCP
 from kvshare_connector.store.mooncake import MooncakeStore
 from kvshare_connector.store.protocol import Segments
 from kvshare_connector.store.settings import StoreSettings, environment
 from kvshare_connector.worker import plan
+from one_kind import load_plan, save_job
 from testbed import mooncake
 
 pytestmark = pytest.mark.mooncake
 
-PROMPT, LAYERS = 8192, 32
+PROMPT, LAYERS = 2048, 32
 #: Blocks at the start that a second request reads at the same time.
-AGAIN = 2048
-#: The engine's thread may spend this on handing over a load or a save of the whole prompt, on a busy machine.
+AGAIN = 512
+#: The engine's thread may work so long to hand over a load or a save of the whole prompt.
 STEP_SECONDS = 0.5
+#: How long a call into Mooncake waits for the engine's thread; below Mooncake's 30 s, at which a wedged client shows.
+PATIENCE = 25
 
 
 class Watched:
-    """Counts the segments of every call into Mooncake, and of all calls that are inside at the same time."""
+    """Counts the segments of every call into Mooncake, and of all calls that are inside at the same time.
+
+    Attributes:
+        handed_over: what calls wait for: an engine's thread that waits for them in turn would never come back in time.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.handed_over = threading.Event()
         self.calls: list[int] = []
         self.most_at_once = 0
         self._inside, self._lock = 0, threading.Lock()
@@ -52,6 +59,7 @@ class Watched:
 
         def around(store: MooncakeStore, batch: Sequence[int], call: Any) -> list[int]:
             local.count = 0
+            assert self.handed_over.wait(PATIENCE)
             try:
                 return run(store, batch, call)
             finally:
@@ -60,6 +68,15 @@ class Watched:
 
         monkeypatch.setattr(edge, "_lists", counted)
         monkeypatch.setattr(MooncakeStore, "_with_retry", around)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """What the engine's thread does in a step; how long others keep it from it does not count."""
+        self.handed_over.clear()
+        began = time.thread_time()
+        yield
+        assert time.thread_time() - began < STEP_SECONDS
+        self.handed_over.set()
 
 
 def test_a_very_long_prompt_neither_wedges_mooncake_nor_holds_a_step_up(
@@ -80,30 +97,26 @@ def test_a_very_long_prompt_neither_wedges_mooncake_nor_holds_a_step_up(
         try:
             assert {len(planned.pieces) for planned in reader.plan.objects} == {LAYERS}
             writer.fill(1)
-            took = [time.monotonic()]
-            writer.transfers.save(SaveJob(1, 0, mine, hashes, mine))
-            took.append(time.monotonic())
+            with watched.step():
+                writer.transfers.save(save_job(1, 0, mine, hashes, mine))
             _wait(writer)
             assert writer.done.drain_rest().unsaved == set()
-            took.append(time.monotonic())
-            reader.transfers.load(LoadPlan("r1", 1, 0, hashes, mine, 0))
             places = tuple(range(PROMPT, PROMPT + AGAIN))
-            reader.transfers.load(LoadPlan("r2", 2, 0, hashes[:AGAIN], places, 0))
-            took.append(time.monotonic())
+            with watched.step():
+                reader.transfers.load(load_plan("r1", 1, hashes, mine, 0))
+                reader.transfers.load(load_plan("r2", 2, hashes[:AGAIN], places, 0))
             _wait(reader)
-            assert reader.done.drain_loads() == ({"r1", "r2"}, set())
+            assert reader.done.drain_loads() == ({"r1", "r2"}, set(), set())
             for view, want in zip(reader.views, writer.views, strict=True):
                 assert torch.equal(view[:PROMPT], want)
                 assert torch.equal(view[PROMPT:], want[:AGAIN])
-            assert took[1] - took[0] < STEP_SECONDS
-            assert took[3] - took[2] < STEP_SECONDS
-            assert max(watched.calls) <= watched.most_at_once <= MOST_SEGMENTS
+            assert max(watched.calls) <= watched.most_at_once <= max(OVER_TCP.in_flight, LAYERS)
             assert sum(watched.calls) == PROMPT + (PROMPT + AGAIN) * LAYERS
             assert store.reopened == 0
             started = time.monotonic()
             reader.save(block_hashes(1 << 40, 64), range(64))
             reader.load(block_hashes(1 << 40, 64), range(64))
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < PATIENCE
             # E1: what a dashboard shows.
             assert writer.counts["segments:put"] == PROMPT
             assert reader.counts["segments:get"] == (PROMPT + AGAIN + 64) * LAYERS

@@ -1,4 +1,4 @@
-"""Several kinds: models whose layers have different caches are not cached, on whichever side it shows, and serve."""
+"""Several kinds: models with caches of no common form are not cached, on whichever side it shows, and serve."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -142,7 +142,7 @@ def test_two_groups_are_served_and_never_reported_by_block(world: "World", inter
 
     Every call that the engine makes for a request is answered, so it computes as without us.
     """
-    sides = Sides(world, [(attention(interface), [0, 1]), (attention(interface, window=8), [2, 3])])
+    sides = Sides(world, [(attention(interface), [0, 1]), (state(interface), [2, 3])])
     assert (sides.verdict.state, sides.verdict.reason) == ("disabled", "SeveralKinds")
     request = SimpleNamespace(
         request_id="r", num_tokens=len(PROMPT), num_prompt_tokens=len(PROMPT), num_computed_tokens=24,
@@ -172,12 +172,44 @@ def test_two_groups_are_served_and_never_reported_by_block(world: "World", inter
     assert no_store == []
 
 
-def test_one_kind_of_the_same_parts_is_cached(world: "World", interface: Any, no_store: list[str]) -> None:
-    """What the others lack is only their second kind."""
-    sides = Sides(world, [(attention(interface), [0, 1, 2, 3])])
+@pytest.mark.parametrize("window", [None, 8])
+def test_attention_of_the_same_parts_is_cached(
+    world: "World", interface: Any, no_store: list[str], window: int | None
+) -> None:
+    """What the others lack is only a common form; a window has one."""
+    sides = Sides(
+        world, [(attention(interface), [0, 1]), (attention(interface, window=window), [2, 3])][: 1 + bool(window)]
+    )
     assert sides.verdict.state == "shared"
     assert isinstance(no_store, list)
     sides.close()
+
+
+def test_windows_that_keep_more_than_their_window_are_not_cached(
+    world: "World", interface: Any, no_store: list[str]
+) -> None:
+    """The engine computes some of their tokens again, by a rule of its own; so do windows of compressed latents."""
+    from dataclasses import replace
+
+    window = replace(attention(interface, window=8), extra_retained_tokens=2)
+    sides = Sides(world, [(attention(interface), [0, 1]), (window, [2, 3])])
+    assert (sides.verdict.state, sides.verdict.reason) == ("disabled", "SeveralKinds")
+    assert "other" in sides.verdict.message
+    sides.close()
+    assert no_store == []
+
+
+def test_hashes_finer_than_blocks_are_not_cached(world: "World", interface: Any, no_store: list[str]) -> None:
+    """Several groups may be hashed in smaller units, and then a hash is not the name of a block."""
+    import copy
+
+    world.config = copy.copy(world.config)
+    world.config.cache_config = copy.copy(world.config.cache_config)
+    world.config.cache_config.prefix_match_unit = TOKENS // 2
+    sides = Sides(world, [(attention(interface), [0, 1]), (attention(interface, window=8), [2, 3])])
+    assert (sides.verdict.state, sides.verdict.reason) == ("disabled", "BlockMismatch")
+    sides.close()
+    assert no_store == []
 
 
 def test_played_engines_are_of_one_kind(world: "World", engines: "Callable[..., Engine]") -> None:

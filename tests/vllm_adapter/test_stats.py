@@ -175,7 +175,9 @@ def test_the_member_metric_shows_one_verdict_at_a_time(stats: ModuleType) -> Non
 def test_every_number_of_the_code_is_in_a_table() -> None:
     """A name that is missing there would be counted and never shown; one that nobody counts would always be 0."""
     sources = "".join(path.read_text() for path in Path(str(tables.__file__)).parent.rglob("*.py"))
-    counted = set(re.findall(r'(?:counters\.add|self\._count|self\._values\[)\(?\s*f?"([a-z_]+)', sources))
+    counted = set(
+        re.findall(r'(?:counters\.add|self\._count|self\.count|rank\.count|self\._values\[)\(?\s*f?"([a-z_]+)', sources)
+    )
     assert counted | {"blocked_microseconds", "hook_calls", "scheduler_seconds"} == set(tables.COUNTERS)
     assert set(re.findall(r'counters\.set\(\s*"([a-z_]+)"', sources)) == set(tables.GAUGES)
     assert set(re.findall(r'counters\.observe\(\s*"([a-z_]+)"', sources)) == set(tables.HISTOGRAMS)
@@ -217,7 +219,7 @@ def test_what_all_ranks_and_the_scheduler_count_arrives_in_vllms_metrics(
     assert _value("kvshare_hit_tokens_total") == 12
     assert _value("kvshare_lookups_total") == 1
     # One representative key of each block, then the other seven of the blocks in front of the first miss.
-    assert (_value("kvshare_keys_per_lookup_sum") or 0) == _value("kvshare_lookup_keys_total")
+    assert (_value("kvshare_keys_per_lookup_sum") or 0) == _value("kvshare_lookup_keys_total", kind="full")
     assert _value("kvshare_keys_per_lookup_count") == 1
     object_bytes = 2 * 4 * 8  # layers of a stage, tokens, cell: one head each
     # Four ranks read two objects of each of five blocks; the rank with the failure counts what arrived.
@@ -246,9 +248,9 @@ def test_a_full_arena_is_seen_as_waits(world: "World", engines: "Callable[..., E
     gate = one.faults.hang("put", lambda key: "kfull" in key)
     for number in range(12):
         one.add(f"r{number}", [number + 3] * 30, max_tokens=4)
-    one.step_until(lambda: len(one.outputs["r11"]) == 4)
     arena: Any = one.ranks[0].connector._worker_side._arena
-    assert arena.send.used_bytes == arena.send.most_bytes == 1 << 9
+    one.step_until(lambda: len(one.outputs["r11"]) == 4 and arena.send.used_bytes == 1 << 9)
+    assert arena.send.most_bytes == 1 << 9
     gate.set()
     one.run()
     one.ask([1, *PROMPT])

@@ -14,18 +14,18 @@ import torch
 
 from kvshare_connector.kernels.naive import Run
 from kvshare_connector.kernels.plain import Plain
-from kvshare_connector.scheduler.loads import LoadPlan
-from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.store.memory import MemoryStore
-from kvshare_connector.worker import transfer
+from kvshare_connector.worker import repacking
 from kvshare_connector.worker.arena import Arena
 from kvshare_connector.worker.completions import Completions
 from kvshare_connector.worker.device import Lane
 from kvshare_connector.worker.plan import make_plan
+from kvshare_connector.worker.rank import Rank as Parts
 from kvshare_connector.worker.transfer import Transfers
 from kvshare_layout.kinds import FULL, Kind
 from kvshare_layout.objects import shared_objects
 from kvshare_layout.stages import stages_of
+from one_kind import load_plan, save_job
 from physical import caches, label
 from poison import POISON
 
@@ -129,9 +129,9 @@ class Rank:
         # The cache is not registered: packed transfers must never show it to the store.
         store.register(arena.buffer.data_ptr(), arena.buffer.numel())
         self.lane, self.done = PlayedStream(), Completions()
-        monkeypatch.setattr(transfer, "kernels_for", lambda layers, runs: QueuedKernels(self.lane, layers, runs))
+        monkeypatch.setattr(repacking, "kernels_for", lambda layers, runs, _: QueuedKernels(self.lane, layers, runs))
         self.transfers = Transfers(
-            "kvs1/p-test/g1", plan, arena, self.lane, lambda: store, self.done, lambda name, value: None
+            Parts("kvs1/p-test/g1", plan, arena, self.lane, lambda: store, self.done, lambda name, value: None)
         )
 
     def fill(self) -> None:
@@ -141,11 +141,12 @@ class Rank:
 
     def finish(self) -> tuple[set[str], set[int]]:
         """Wait for a load to be over; what it says."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while self.done.open_loads:
             assert time.monotonic() < deadline
             time.sleep(0.0005)
-        return self.done.drain_loads()
+        finished, _, bad = self.done.drain_loads()
+        return finished, bad
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_what_a_late_device_packs_arrives_whole(store: MemoryStore, monkeypatch:
     rank = Rank(store, monkeypatch)
     rank.lane.engine.append(rank.fill)
     hashes = tuple(map(_hash, range(20)))
-    rank.transfers.save(SaveJob(1, 0, tuple(range(20)), hashes, tuple(range(20))))
+    rank.transfers.save(save_job(1, 0, tuple(range(20)), hashes, tuple(range(20))))
     while rank.transfers.open:
         time.sleep(0.001)
     assert len(store.keys) == 20 * SHARDS
@@ -180,14 +181,14 @@ def test_a_late_device_has_unpacked_before_blocks_count_as_loaded(
     writer = Rank(store, monkeypatch)
     writer.fill()
     hashes = tuple(map(_hash, range(20)))
-    writer.transfers.save(SaveJob(1, 0, tuple(range(20)), hashes, tuple(range(20))))
+    writer.transfers.save(save_job(1, 0, tuple(range(20)), hashes, tuple(range(20))))
     while writer.transfers.open:
         time.sleep(0.001)
     gone = 13
     store.evict([key for key in store.keys if _hash(gone).hex() in key][:1])
     for _ in range(5):
         reader = Rank(store.another_client(), monkeypatch)
-        reader.transfers.load(LoadPlan("r", 1, 0, hashes, tuple(range(39, 19, -1)), 0))
+        reader.transfers.load(load_plan("r", 1, hashes, tuple(range(39, 19, -1)), 0))
         assert reader.finish() == ({"r"}, set(range(39 - gone, 19, -1)))
         for layer, view in enumerate(reader.views):
             want = label(layer, BLOCKS, HEADS, TOKENS, CELL)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvshare_connector.scheduler.blocks import KindBlocks
 from kvshare_connector.scheduler.hits import search
 from kvshare_connector.scheduler.loads import LoadPlan
 from kvshare_connector.scheduler.saves import SaveJob
@@ -20,6 +21,7 @@ from kvshare_connector.worker.glue import WorkerSide
 from kvshare_layout import Decision, decide, keys
 from kvshare_layout.config import ConnectorConfig, Parsed
 from kvshare_layout.stages import layer_partition
+from one_kind import load_plan, save_job
 from physical import LAYOUTS, caches, label
 from poison import POISON
 from strategies import engine_facts
@@ -88,11 +90,11 @@ class Ranks:
         for side in self.sides:
             side.start_loads(step)
             side.start_saves(step)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while any(side._transfers is not None and side._transfers.open for side in self.sides):
             assert time.monotonic() < deadline
             time.sleep(0.0002)
-        finished = [side.finished_loads() for side in self.sides]
+        finished = [side.finished_loads()[0] for side in self.sides]
         report = Report()
         for side in self.sides:
             report = report.merge(side.report())
@@ -157,14 +159,14 @@ def test_whatever_a_reader_calls_loaded_is_what_was_stored(
         writer.fill()
         sources, places = dice.sample(range(BLOCKS), count), dice.sample(range(BLOCKS), count)
         hashes = tuple(_hash(n) for n in range(count))
-        _, report, _ = writer.run(Step(saves=(SaveJob(1, 0, tuple(range(count)), hashes, tuple(sources)),)))
+        _, report, _ = writer.run(Step(saves=(save_job(1, 0, tuple(range(count)), hashes, tuple(sources)),)))
         assert (report.released, report.unsaved) == ({1: len(writer.sides)}, frozenset())
         asked = _asked(writer.decision, hashes)
         assert sorted(store.keys) == sorted(asked)
         gone = {key for key in asked if dice.random() < evicted}
         store.evict(gone)
         first_gone = min((n for n in range(count) if any(_hash(n).hex() in key for key in gone)), default=count)
-        bad, report, finished = reader.run(Step(loads=(LoadPlan("r", 1, 0, hashes, tuple(places)),)))
+        bad, report, finished = reader.run(Step(loads=(load_plan("r", 1, hashes, tuple(places)),)))
         assert finished == [{"r"}] * len(reader.sides)
         assert set().union(*bad) == set(places[first_gone:])
         for rank, flagged in enumerate(bad):
@@ -183,12 +185,13 @@ def test_whatever_a_reader_calls_loaded_is_what_was_stored(
 
 def _asked(decision: Decision, hashes: Sequence[bytes]) -> list[str]:
     """Every key that a lookup of a complete prompt asks for."""
-    steps, asked = search(decision.namespace, hashes, [id_ for id_, _ in decision.objects]), list[str]()
+    kinds = [(kind, decision.objects_of(kind)) for kind in decision.kinds]
+    steps, asked = search(decision.namespace, hashes, kinds), list[str]()
     try:
         question = next(steps)
         while True:
-            asked += question
-            question = steps.send([1] * len(question))
+            asked += question.keys
+            question = steps.send([1] * len(question.keys))
     except StopIteration:
         return asked
 
@@ -202,16 +205,32 @@ def test_the_union_of_all_ranks_reads_every_key_once_per_replica() -> None:
     try:
         writer.fill()
         hashes = tuple(_hash(n) for n in range(5))
-        writer.run(Step(saves=(SaveJob(1, 0, tuple(range(5)), hashes, tuple(range(5))),)))
+        writer.run(Step(saves=(save_job(1, 0, tuple(range(5)), hashes, tuple(range(5))),)))
         read: list[str] = []
         for side in reader.sides:
             client = side._client.current() if side._client is not None else None
             assert isinstance(client, MemoryStore)
             client.faults.before("get", lambda _, asked: read.extend(asked))
-        reader.run(Step(loads=(LoadPlan("r", 1, 0, hashes, tuple(range(5))),)))
+        reader.run(Step(loads=(load_plan("r", 1, hashes, tuple(range(5))),)))
         assert set(read) == set(store.keys) == set(_asked(reader.decision, hashes))
         assert all(read.count(key) == 2 for key in read)
         assert {keys.parse_object_key(key)[1] for key in read} == set(hashes)
     finally:
         writer.close()
         reader.close()
+
+
+def test_a_rank_without_caches_misses_nothing() -> None:
+    """A pipeline stage of layers without a cache: what the other ranks have saved and loaded is complete."""
+    config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[])
+    side = WorkerSide(ConnectorConfig(), config, {}, MemoryStore, rank=1, tp_rank=0, pp_rank=1, problem="")
+    side.register_kv_caches({})
+    blocks = (KindBlocks("full", (0,), (_hash(0),), ((1,),)),)
+    step = Step(loads=(LoadPlan("r", 1, 0, 1, blocks),), saves=(SaveJob(1, 0, blocks),))
+    side.start_loads(step)
+    side.start_saves(step)
+    assert side.finished_loads() == ({"r"}, set())
+    assert side.bad_block_ids() == set()
+    report = side.report()
+    assert (report.released, report.unsaved, report.unread) == ({1: 1}, frozenset(), frozenset())
+    side.close()

@@ -64,6 +64,7 @@ def test_safetensors_are_preferred_as_engines_do(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"other")
     (tmp_path / "config.json").write_text("{}")
     assert weight_files(tmp_path) == [tensors]
+    assert [path.name for path in weight_files(tmp_path, pickled=True)] == ["pytorch_model.bin"]
     tensors.unlink()
     assert [path.name for path in weight_files(tmp_path)] == ["pytorch_model.bin"]
 

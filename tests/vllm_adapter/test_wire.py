@@ -6,9 +6,8 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvshare_connector.scheduler.loads import LoadPlan
-from kvshare_connector.scheduler.saves import SaveJob
 from kvshare_connector.wire import Report, Step
+from one_kind import load_plan, save_job
 
 counts = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
 hashes = st.frozensets(st.binary(min_size=1, max_size=2), max_size=4)
@@ -41,5 +40,5 @@ def test_an_empty_report_changes_nothing(report: Report) -> None:
 
 def test_messages_survive_the_way_to_another_process() -> None:
     """They are pickled, for every step and every rank."""
-    step = Step(None, 3, (LoadPlan("r", 1, 0, (b"h",), (4,), 3),), (SaveJob(1, 3, (0,), (b"h",), (4,)),))
+    step = Step(None, 3, (load_plan("r", 1, (b"h",), (4,), 3),), (save_job(1, 3, (0,), (b"h",), (4,)),))
     assert pickle.loads(pickle.dumps(step)) == step

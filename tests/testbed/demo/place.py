@@ -161,7 +161,7 @@ class Forwards:
                 log=self._logs / f"port-forward-{pod}-{port}.log",
             )
             self._stack.callback(process.stop)
-            process.wait_until(lambda: is_open(local), seconds=30, what="listen")
+            process.wait_until(lambda: is_open(local), seconds=120, what="listen")
             self._urls[pod, port] = f"http://127.0.0.1:{local}"
         return self._urls[pod, port]
 

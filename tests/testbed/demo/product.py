@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from testbed import places
 from testbed.demo.place import Place
@@ -18,12 +19,13 @@ class InstallError(Exception):
     """helm refused; the text has its answer."""
 
 
-def install(place: Place, more: Mapping[str, str] | None = None) -> None:
-    """Install the chart into a restricted namespace and wait for all its Deployments.
+def install(place: Place, more: Mapping[str, str] | None = None, *, chart: Path = CHART) -> None:
+    """Install the chart into a restricted namespace, or upgrade to it, and wait for all its Deployments.
 
     Args:
         place: the cluster, and the images for it.
         more: further values of the chart, by their dotted path.
+        chart: a folder or an archive.
 
     Raises:
         InstallError: with helm's answer.
@@ -32,13 +34,28 @@ def install(place: Place, more: Mapping[str, str] | None = None) -> None:
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     metadata = {"name": NAMESPACE, "labels": levels}
     place.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    _helm(place.kubectl, "upgrade", "--install", RELEASE, str(CHART), *_values(place, more or {}))
-    kubectl = place.kubectl.within(NAMESPACE)
-    names = [thing["metadata"]["name"] for thing in kubectl.list("deployments")]
+    _helm(place.kubectl, "upgrade", "--install", RELEASE, str(chart), *_values(place, more or {}))
+    wait(place.kubectl)
+
+
+def wait(kubectl: Kubectl) -> None:
+    """Wait for all Deployments of the release.
+
+    Raises:
+        NotTrueInTimeError: if one is not ready in time, with pods, events and logs.
+    """
+    mine = kubectl.within(NAMESPACE)
+    names = [thing["metadata"]["name"] for thing in mine.list("deployments")]
     if not names:
         raise NotTrueInTimeError(f"the chart made no Deployments in {NAMESPACE}")
     for name in names:
-        kubectl.wait_for_deployment(name, seconds=120)
+        mine.wait_for_deployment(name, seconds=300)
+
+
+def roll_back(kubectl: Kubectl) -> None:
+    """Go back to the revision before, and wait for it."""
+    _helm(kubectl, "rollback", RELEASE)
+    wait(kubectl)
 
 
 def uninstall(kubectl: Kubectl) -> None:

@@ -85,7 +85,7 @@ class Demo:
                     pod.pop("initContainers", None)
             self.kubectl.apply(*self.place.extra_objects(), *objects)
             for name in ("mooncake-master", "mooncake-store"):
-                self.kubectl.wait_for_deployment(name, seconds=120)
+                self.kubectl.wait_for_deployment(name, seconds=300)
 
     def apply_pool(self) -> None:
         """Apply the KVSharePool and wait until it is Ready."""
@@ -101,7 +101,7 @@ class Demo:
             self.kubectl.wait_for(
                 "the KVSharePool is Ready",
                 lambda: condition(self.pool(), "Ready") == "True",
-                seconds=60,
+                seconds=180,
                 about=lambda: self.kubectl.describe("kvsharepool", "demo"),
             )
         self.say(self.kubectl.run("get", "kvsharepool"))
@@ -180,7 +180,7 @@ class Demo:
             self.kubectl.wait_for(
                 "both members are reported as shared",
                 lambda: self.pool()["status"].get("members", {}).get("shared") == 2,
-                seconds=60,
+                seconds=180,
             )
         except Exception as error:
             self.report.problems.append(str(error).strip())
@@ -197,7 +197,7 @@ class Demo:
         self.kubectl.wait_for(
             f"{engine.name} has a new pod",
             lambda: self.kubectl.pod(engine.selector)["metadata"]["name"] != old,
-            seconds=60,
+            seconds=180,
         )
 
     def ask(
@@ -234,15 +234,18 @@ class Demo:
         self.say(f"    {step}: {cached}, tokens {'match' if row.tokens_match else 'DIFFER'}")
         return row
 
-    def wait_for_writes(self, quiet_seconds: float = 1.5, limit_seconds: float = 30) -> None:
-        """Wait until the number of keys in the store has stood still; saving goes on behind the answer."""
+    def wait_for_writes(self, looks: int = 15, limit_seconds: float = 60) -> None:
+        """Wait until the number of keys in the store has stood still; saving goes on behind the answer.
+
+        Looks are counted, not seconds: nothing is written while the whole machine stands still.
+        """
         url = self.place.url(self.kubectl, "app=mooncake-master", 9003)
         deadline = time.monotonic() + limit_seconds
-        count, since = -1, time.monotonic()
-        while time.monotonic() < min(since + quiet_seconds, deadline):
-            found = len(httpx.get(f"{url}/get_all_keys", timeout=10).text.splitlines())
-            if found != count:
-                count, since = found, time.monotonic()
+        count, same = -1, 0
+        while same < looks and time.monotonic() < deadline:
+            found = len(httpx.get(f"{url}/get_all_keys", timeout=30).text.splitlines())
+            same = same + 1 if found == count else 0
+            count = found
             time.sleep(0.2)
 
 

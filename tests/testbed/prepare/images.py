@@ -83,6 +83,7 @@ ENGINE = Image(
         "tests/testbed/__init__.py",
         "tests/testbed/reference_attention.py",
         "tests/testbed/pipeline_on_cpu.py",
+        "tests/testbed/latent_prefixes.py",
     ),
 )
 PRODUCT_IMAGES = (OPERATOR, CONNECTOR)

@@ -15,7 +15,13 @@ def fast() -> list[Step]:
 
 def apiserver() -> list[Step]:
     """For contract tests on a kube-apiserver and of the chart."""
-    builds = (*go_programs.API_SERVER_BUILDS, *go_programs.CONTROLLER_BUILDS, *go_programs.HELM_BUILDS)
+    builds = (
+        *go_programs.API_SERVER_BUILDS,
+        *go_programs.CONTROLLER_BUILDS,
+        *go_programs.HELM_BUILDS,
+        *go_programs.GROUP_BUILDS,
+        *go_programs.MONITORING_BUILDS,
+    )
     return [*fast(), go_programs.go(), *_builds(builds)]
 
 
@@ -39,6 +45,11 @@ def node() -> list[Step]:
     return _with_debian((*debian.API_SERVER_PACKAGES, *debian.ENGINE_PACKAGES, *debian.NODE_PACKAGES), steps)
 
 
+def versions() -> list[Step]:
+    """For other versions of vLLM and Kubernetes, which tests build themselves: what stays the same beside them."""
+    return _with_debian((*debian.API_SERVER_PACKAGES, *debian.ENGINE_PACKAGES), apiserver())
+
+
 def existing_cluster() -> list[Step]:
     """For a demo on somebody's own cluster."""
     return [*fast(), go_programs.go(), *_builds((*go_programs.API_SERVER_BUILDS[2:], *go_programs.HELM_BUILDS))]
@@ -49,6 +60,7 @@ PLANS: dict[str, Callable[[], list[Step]]] = {
     "apiserver": apiserver,
     "engine": engine,
     "node": node,
+    "versions": versions,
     "existing-cluster": existing_cluster,
 }
 

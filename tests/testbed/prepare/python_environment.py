@@ -6,13 +6,13 @@ pods, which mount its packages read-only.
 
 import configparser
 import functools
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from testbed import places, versions
@@ -33,12 +33,13 @@ TESTBED_ENTRY_POINTS = """\
 [vllm.general_plugins]
 kvshare_reference_attention = testbed.reference_attention:register
 kvshare_pipeline_on_cpu = testbed.pipeline_on_cpu:register
+kvshare_latent_prefixes = testbed.latent_prefixes:register
 """
 
 
 def pip_packages() -> tuple[str, ...]:
     """Debian packages that bring pip, where this Python has none."""
-    return () if importlib.util.find_spec("pip") else ("python3-pip",)
+    return () if PathFinder.find_spec("pip") else ("python3-pip",)
 
 
 def uv() -> Step:
@@ -56,8 +57,11 @@ def uv() -> Step:
 
 
 def pip_command() -> list[str]:
-    """How pip is called on this machine."""
-    python = sys.executable if importlib.util.find_spec("pip") else "/usr/bin/python3"
+    """How pip is called on this machine.
+
+    pip is looked for among files: setuptools, where it is loaded, answers for pip with a warning about distutils.
+    """
+    python = sys.executable if PathFinder.find_spec("pip") else "/usr/bin/python3"
     return [python, "-m", "pip", "--disable-pip-version-check"]
 
 
