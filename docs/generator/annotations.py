@@ -9,6 +9,17 @@ Annotations that users write belong into the **pod template** (`spec.template.me
 Deployment itself; `kvshare inject` points out misplaced ones. Values are text: numbers need quotes.
 """
 EXAMPLE = """
+## Roles
+
+| Role | Sizes it may have | Reads | Stores |
+|---|---|---|---|
+| `prefill` | `prefill`'s | yes | blocks of prompts |
+| `decode` | `decode`'s | yes | **nothing**; with `saveDecodeCache: Enabled` what it computes itself and generates |
+| `both` | both lists | yes | blocks of prompts; with `saveDecodeCache: Enabled` also what it generates |
+
+Reserved sizes are allowed in every role; `saveDecodeCache` stands under `decode` of the pool. An engine that answers
+whole requests, with no prefill engine in front of it, is `both`.
+
 ## Example
 
 ```yaml

@@ -10,9 +10,9 @@ from kvshare_operator.cli.main import app
 
 HEAD = """# The command `kvshare`
 
-From a checkout, in a virtual environment: `pip install '.[cli]'`, or `'.[check]'` for `kvshare check` and
-`kvshare must-gather` as well; `kvshare --install-completion` sets up the shell. Results go to standard output, words
-about them to standard error; colours only on a terminal.
+From a checkout, in a virtual environment: `pip install '.[cli]'`, or `'.[check]'` for `kvshare check`,
+`kvshare must-gather` and `kvshare purge` as well; `kvshare --install-completion` sets up the shell, `kvshare --version`
+says which one this is. Results go to standard output, words about them to standard error; colours only on a terminal.
 
 | Exit code | Meaning |
 |---|---|

@@ -47,7 +47,8 @@ def page() -> str:
         f"\n## Rules\n\nChecked by the API server at every change, besides the bounds above.\n\n"
         f"{''.join(dict.fromkeys(_rules(schema, '')))}"
         f"\n## Status\n{TABLE}{''.join(_rows(status, 'status'))}"
-        f"\n## Conditions\n\nReasons of conditions that are not `True` are in [reason codes](reasons.md).\n\n"
+        "\n## Conditions\n\nReasons of conditions that are `False` are in [reason codes](reasons.md); `NotTried` means "
+        "that nobody has looked yet.\n\n"
         f"| Type | True means |\n|---|---|\n{conditions}"
     )
 

@@ -87,5 +87,5 @@ def _complete(rule: Rule, field: str, value: str) -> None:
     else:
         rule.names = {
             '{{ include "kvshare.fullname" . }}': "as the release",
-            '{{ include "kvshare.certificateSecret" . }}': "as the certificates' Secret",
+            '{{ include "kvshare.certificateSecret" . | quote }}': "as the certificates' Secret",
         }.get(value, "as in the template")

@@ -5,6 +5,7 @@ import re
 
 from generator.source import cell, text_of, tree
 from kvshare_layout import checks
+from kvshare_operator.api.member_reasons import MEMBER_REMEDIES
 from kvshare_operator.api.reasons import REASONS, Reason
 
 HEAD = """# Reason codes
@@ -29,10 +30,17 @@ MEMBERS = """
 
 An engine decides once, at its start, and reports. *isolated* members keep to a namespace of their own: they find what
 they stored themselves, nobody else does. *disabled* members serve without any cache of ours. The first check that
-speaks decides.
+speaks decides. A message that is `<...>` names the mistakes that were found.
 
 | Reason | State | Message |
 |---|---|---|
+"""
+
+REMEDIES = """
+What to do; `kvshare check` prints it below the message:
+
+| Reason | Remedy |
+|---|---|
 """
 
 PROBLEM_SOURCES = (
@@ -43,6 +51,8 @@ PROBLEM_SOURCES = (
     "connector/kvshare_connector/worker/glue.py",
 )
 """Where problems are written as `Reason: message`; all of them disable."""
+LATER = "connector/kvshare_connector/scheduler/membership.py"
+"""Where an engine that has decided gives up: `self._disabled(reason, message)`."""
 
 
 def page() -> str:
@@ -59,6 +69,8 @@ def page() -> str:
         anchor = "" if code in REASONS or code in seen else f'<a id="{code}"></a>'
         seen.add(code)
         out.append(f"| {anchor}`{code}` | {state} | {cell(_shown(message))} |\n")
+    out.append(REMEDIES)
+    out.extend(f"| `{code}` | {cell(text)} |\n" for code, text in sorted(MEMBER_REMEDIES.items()))
     return "".join(out)
 
 
@@ -95,6 +107,7 @@ def _member_rows() -> list[tuple[str, str, str]]:
             rows.extend((code, state, message) for code, message in _returned(function))
     for path in PROBLEM_SOURCES:
         rows.extend((code, checks.DISABLED, message) for code, message in _prefixed(tree(path)))
+    rows.extend((code, checks.DISABLED, message) for code, message in _given_up(tree(LATER)))
     order = {checks.DISABLED: 0, checks.ISOLATED: 1}
     return sorted(dict.fromkeys(rows), key=lambda row: (order[row[1]], row[0]))
 
@@ -106,7 +119,18 @@ def _returned(function: ast.FunctionDef) -> list[tuple[str, str]]:
         if isinstance(node, ast.Tuple) and len(node.elts) == 2:
             code, message = text_of(node.elts[0]), text_of(node.elts[1])
             if code and re.fullmatch(r"([A-Z][A-Za-z]+)+", code):
-                found.append((code, message or "the cause in words"))
+                found.append((code, message or "<...>"))
+    return found
+
+
+def _given_up(module: ast.Module) -> list[tuple[str, str]]:
+    """The `(reason, message)` of every call of `_disabled` that names its reason."""
+    found = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._disabled" and len(node.args) == 2:
+            code, message = text_of(node.args[0]), text_of(node.args[1])
+            if code:
+                found.append((code, message or "<...>"))
     return found
 
 
