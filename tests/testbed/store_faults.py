@@ -5,8 +5,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-
+from kvshare_connector.store.installation import library
 from kvshare_connector.store.mooncake import MooncakeStore
 from kvshare_connector.store.settings import StoreSettings
 from testbed import mooncake
@@ -49,9 +48,9 @@ def repeating(act: Callable[[], None], pause: float) -> Iterator[None]:
 @contextlib.contextmanager
 def full(store: mooncake.Store) -> Iterator[None]:
     """Fill every node with objects that are never evicted."""
-    raw = MooncakeDistributedStore()
+    raw = library().MooncakeDistributedStore()
     assert raw.setup("127.0.0.1", "P2PHANDSHAKE", 0, 64 * MIB, "tcp", "", store.address) == 0
-    config = ReplicateConfig()
+    config = library().ReplicateConfig()
     config.with_hard_pin = True
     number, block = 0, bytes(MIB)
 
