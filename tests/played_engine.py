@@ -293,7 +293,8 @@ class Engine:
         config.kv_transfer_config.kv_role = kv_role
         config.kv_transfer_config.kv_connector_extra_config = {
             "master_server_address": "memory:1", "staging_bytes": 1 << 16, "cache_namespace": POOL, "role": role,
-            "save_decode_cache": True, "store_tp_size": world.shape.kv_heads, **(extra or {}),
+            "save_decode_cache": True, "store_tp_size": world.shape.kv_heads, "lookup_timeout_seconds": 50,
+            **(extra or {}),
         }  # fmt: skip
         if beside:
             ours = config.kv_transfer_config

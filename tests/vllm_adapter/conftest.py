@@ -51,9 +51,16 @@ def new_world(monkeypatch: pytest.MonkeyPatch, vllm_configs: Callable[["Shape"],
     monkeypatch.setattr(mooncake.MooncakeStore, "open", open_newest)
     monkeypatch.setattr(installation, "library_problem", lambda: "")
     # A machine that stands still for seconds must not look like a store that hangs: an engine that stops stepping
-    # leaves pins, a lookup or a load that is given up is a miss. Tests of these limits set their own.
-    for module, limit in ((glue, "NEWS_SECONDS"), (probe, "HANGS_SECONDS"), (loading, "TURN_SECONDS")):
-        monkeypatch.setattr(module, limit, 50.0)
+    # leaves pins; facts that come late, a lookup or a load that is given up are misses. Tests of these limits set
+    # their own.
+    limits = {
+        glue: ("NEWS_SECONDS", "FACTS_SECONDS", "REUSE_SECONDS"),
+        probe: ("HANGS_SECONDS",),
+        loading: ("TURN_SECONDS",),
+    }
+    for module, names in limits.items():
+        for name in names:
+            monkeypatch.setattr(module, name, 50.0)
 
     def make(shape: "Shape | None" = None) -> "World":
         shape = shape or Shape()

@@ -151,7 +151,7 @@ def test_bytes_written_are_the_unique_bytes(sparse: "IndexerWorld", engines: "Ca
 def test_a_block_is_pinned_once(sparse: "IndexerWorld", engines: "Callable[..., IndexerEngine]") -> None:
     """Two objects of one block of the engine take one pin."""
     one = engines(sparse, "a", tp=2)
-    gate = one.faults.hang("put")
+    gate = one.faults.hang("put", lambda key: "/k" in key)
     one.add("r", PROMPT[:64], max_tokens=2)
     one.step_until(lambda: one.side._pins.blocks > 0)
     assert one.side._pins.blocks == 4

@@ -154,7 +154,8 @@ def test_a_store_that_comes_late_is_two_lines_on_each_side(
 
     monkeypatch.setattr(mooncake.MooncakeStore, "open", late)
     engine = engines(world, "a")
-    engine.step_until(lambda: engine.side._probe.answers_soon and "blocks are loaded and saved" in log.text)
+    there = ("the store is connected now, lookups begin", "the store is connected now, blocks are loaded and saved")
+    engine.step_until(lambda: all(line in log.text for line in there))
     found = [line for line in said(log) if "store" in line and "verdict" not in line and "shares" not in line]
     assert len([line for line in found if "check the address" in line]) == 2
     assert len([line for line in found if "the store is connected now" in line]) == 2

@@ -103,7 +103,7 @@ def test_every_block_of_a_window_is_saved_before_the_engine_recycles_it(
 def test_windows_have_the_room_for_pins_first(hybrid: "World", engines: "Callable[..., Engine]") -> None:
     """Pins for 80 blocks of the cache and chunks that need 48: full attention waits, no block of a window is lost."""
     one = engines(hybrid, "a", tp=2, blocks=1600, extra={"staging_bytes": 1 << 11})
-    gate = one.faults.hang("put")
+    gate = one.faults.hang("put", lambda key: "/k" in key)
     one.add("r", PROMPT[:128], max_tokens=30)
     one.step_until(lambda: len(one.outputs["r"]) > 2)
     assert one.side._pins.blocks == 80
