@@ -6,7 +6,8 @@ NAMES = "operator/kvshare_operator/api/names.py"
 HEAD = """# Annotations, labels and conditions
 
 Annotations that users write belong into the **pod template** (`spec.template.metadata.annotations`), not on the
-Deployment itself; `kvshare inject` points out misplaced ones. Values are text: numbers need quotes.
+Deployment itself; `kvshare inject` points out misplaced ones. Misspelled names that begin with `kvshare.dev/`
+have no effect; the webhook's warnings and `kvshare inject` name them. Values are text: numbers need quotes.
 """
 EXAMPLE = """
 ## Roles

@@ -99,6 +99,20 @@ def test_skip_admits_the_pod_as_it_was_with_one_record_and_a_warning() -> None:
     assert answered.response["auditAnnotations"] == {"decision": "skipped", "reason": "TPNotInPool"}
 
 
+def test_misspelled_annotations_are_said_with_every_answer() -> None:
+    """They may be the very cause of a refusal; what others call theirs is none of ours."""
+    wrong, right = "kvshare.dev/tensor-paralel-size", names.TENSOR_PARALLEL_SIZE
+    sentence = f"annotation {wrong} is not known and has no effect; {right} expected"
+    pod = pod_p0()
+    pod["metadata"]["annotations"] |= {wrong: "8", "kvshare.dev.example/x": "", names.REPORT_CA: "", names.ROLE: "both"}
+    good = answer(pod, pool_p1()).response
+    assert [text for text in good["warnings"] if "not known" in text] == [f"kvshare: {sentence}"]
+    pod["spec"]["containers"][0]["args"] = ["-tp", "8"]
+    assert answer(pod, pool_p1()).response["warnings"][1:] == [f"kvshare: {sentence}"]
+    denied = answer(pod, pool_p1(onConflict="Reject")).response["status"]["message"]
+    assert denied.endswith(f"; {sentence}")
+
+
 def test_reject_denies_with_reason_and_remedy_and_changes_nothing() -> None:
     """A 4xx answer; no `reason: Invalid`, which would hide the message."""
     answered = answer(pod_p0(args=["-tp", "8"]), pool_p1(onConflict="Reject"))

@@ -241,11 +241,44 @@ def test_annotations_that_no_pod_gets_are_pointed_out(pool_file: str, where: str
     """On the Deployment itself, or as a label: a common mistake."""
     wrong = copy.deepcopy(KINDS["Deployment"][0])
     wrong["metadata"][where] = wrong["spec"]["template"].pop("metadata")["annotations"]
-    (found,) = items(pool_file, yaml.safe_dump(wrong))
+    (found,) = items(pool_file, yaml.safe_dump(wrong), 1)
     assert (found["decision"], found["reason"]) == ("notOptedIn", "AnnotationMisplaced")
     assert f"metadata.{where}" in found["message"]
     assert "spec.template.metadata.annotations" in found["remedy"]
     assert "AnnotationMisplaced" in invoke("-f", "-", "--pool", pool_file, stdin=yaml.safe_dump(wrong)).stderr
+
+
+def test_misspelled_annotations_are_named_whatever_is_decided(pool_file: str) -> None:
+    """Beside an injection, in a refusal, and where the opt-in itself is misspelled."""
+    pod = pod_p0()
+    annotations = pod["metadata"]["annotations"]
+    annotations["kvshare.dev/rol"], annotations["other.dev/rol"] = "prefill", "x"
+    sentence = "annotation kvshare.dev/rol is not known and has no effect; kvshare.dev/role expected"
+    (found,) = items(pool_file, yaml.safe_dump(pod))
+    assert (found["decision"], found["role"]) == ("injected", "both")
+    assert found["message"].endswith(f"; {sentence}")
+    pod["spec"]["containers"][0]["args"] = ["--tensor-parallel-size=8"]
+    (found,) = items(pool_file, yaml.safe_dump(pod), 1)
+    assert found["reason"] == "TPNotInPool"
+    assert found["message"].endswith(f"({sentence})")
+    annotations["kvshare.dev/pol"] = annotations.pop(names.POOL)
+    (found,) = items(pool_file, yaml.safe_dump(pod))
+    assert found["decision"] == "notOptedIn"
+    assert "annotation kvshare.dev/pol is not known and has no effect; kvshare.dev/pool expected" in found["message"]
+    assert "kvshare.dev/pool expected" in invoke("-f", "-", "--pool", pool_file, stdin=yaml.safe_dump(pod)).stderr
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_secrets_of_the_service_account_that_are_kept_out_are_pointed_out(tmp_path: pathlib.Path, own: bool) -> None:
+    """Kubernetes adds them to pods that name none; a template with ours names some."""
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(yaml.safe_dump(pool_p1(connector={"imagePullSecrets": [{"name": "registry"}]})))
+    pod = pod_p0()
+    if own:
+        pod["spec"]["imagePullSecrets"] = [{"name": "own"}]
+    (found,) = items(str(pool), yaml.safe_dump(pod))
+    assert found["decision"] == "injected"
+    assert ("no longer adds those of the ServiceAccount" in found["message"]) is not own
 
 
 def test_annotated_objects_without_any_template_are_pointed_out(pool_file: str) -> None:
@@ -466,7 +499,7 @@ def test_annotations_of_an_llm_inference_service_count_where_kserve_hands_them_o
     spec = {"prefill": {"template": pod_p0()["spec"]}, "template": pod_p0()["spec"], "worker": pod_p0()["spec"]}
     service = thing("LLMInferenceService", spec, "serving.kserve.io/v1alpha2")
     service["metadata"]["annotations"] = {names.POOL: "p1"}
-    found = items(pool_file, yaml.safe_dump(service))
+    found = items(pool_file, yaml.safe_dump(service), 1)
     assert {(one["decision"], one["reason"]) for one in found} == {("notOptedIn", "AnnotationMisplaced")}
     assert "to spec.prefill.annotations or spec.annotations." in found[0]["remedy"]
     service["spec"]["annotations"] = service["metadata"].pop("annotations")

@@ -15,8 +15,8 @@ from kvshare_operator.api import crd, names
 from kvshare_operator.api.pool import read_spec
 from kvshare_operator.api.reasons import Refusal
 from kvshare_operator.cli.inject_items import Item, items_of
-from kvshare_operator.cli.pod_templates import OUR_ANNOTATIONS, misplaced, pod_templates
-from kvshare_operator.core.injection.optin import read_opt_in
+from kvshare_operator.cli.pod_templates import misplaced, pod_templates
+from kvshare_operator.core.injection.optin import USER_ANNOTATIONS, read_opt_in
 from kvshare_operator.core.pool.view import PoolView, view
 from pages import ALL, PAGES, ROOT, Block
 from pods import SETTINGS, Json
@@ -98,7 +98,7 @@ def test_every_block_is_something_that_can_be_checked(block: Block) -> None:
 
 def _check_annotations(found: dict[str, str]) -> None:
     users = {key: value for key, value in found.items() if key not in (names.MEMBER, names.STORE)}
-    assert set(users) <= OUR_ANNOTATIONS
+    assert set(users) <= USER_ANNOTATIONS
     assert all(isinstance(value, str) for value in users.values()), "numbers need quotes"
     outcome = read_opt_in({"metadata": {"annotations": {names.POOL: "any", **users}}})
     assert not isinstance(outcome, Refusal), outcome.sentence()

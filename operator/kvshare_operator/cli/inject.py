@@ -75,7 +75,8 @@ def inject(
     Where a webhook runs as well, give --report-url, --report-ca and --connector-image as the installation has
     them: otherwise the webhook meets flags that are not its own, and leaves those pods as they are.
 
-    Exit code 0: everything that opted in is injected; 1: something is refused; 2: wrong usage.
+    Exit code 0: everything that opted in is injected; 1: something is refused, or its annotations stand where its pods
+    do not get them; 2: wrong usage.
     """
     if [*files, *pool].count("-") > 1:
         raise typer.BadParameter("standard input (-) can be read once: give the other one as a file")
@@ -93,7 +94,7 @@ def inject(
         _print_documents(decided, output)
         for item in items:
             _say(item)
-    if any(item.decision == "refused" for item in items):
+    if any(item.reason and item.template_path is not None for item in items):
         raise typer.Exit(1)
 
 

@@ -22,7 +22,7 @@ from kvshare_operator.cli.pod_templates import (
     shape_mistakes,
 )
 from kvshare_operator.core.injection.inject import inject
-from kvshare_operator.core.injection.optin import OptIn, read_opt_in, wanted_pool
+from kvshare_operator.core.injection.optin import OptIn, misspelled, read_opt_in, wanted_pool
 from kvshare_operator.core.injection.patch import Operation, difference
 from kvshare_operator.core.injection.settings import InjectionSettings
 from kvshare_operator.core.pool.view import PoolView
@@ -130,6 +130,8 @@ def items_of(
                 lost = () if isinstance(lost, Refusal) else lost
             elif isinstance(lost, Refusal):
                 item = _with(item, lost)
+            elif isinstance(template.pod["metadata"].get("annotations"), dict):
+                item = dataclasses.replace(item, message="; ".join(misspelled(template.pod)))
             out.append(item)
         if not templates and isinstance(lost, Refusal):
             unseen = (
@@ -178,17 +180,30 @@ def _decide(
         return _refuse(item, pool, role)
     outcome = inject(pod, pool, settings, {name for place, name in services if place == item.namespace})
     if isinstance(outcome, Refusal):
-        return _refuse(item, outcome, role)
+        refused = _refuse(item, outcome, role)
+        return dataclasses.replace(refused, message=" ".join((refused.message, *map("({})".format, misspelled(pod)))))
     patch = tuple(_moved(difference(template.pod, template.written(outcome.pod)), template))
     return dataclasses.replace(
         item,
         decision="injected" if patch else "unchanged",
-        message="; ".join(outcome.warnings),
+        message="; ".join((*outcome.warnings, *_pull_secrets(pod, outcome.pod))),
         container=outcome.record.container,
         role=outcome.record.role,
         local_tp=outcome.record.local_tp,
         patch=patch,
     )
+
+
+def _pull_secrets(before: Json, after: Json) -> Iterable[str]:
+    """Kubernetes adds the ServiceAccount's secrets to pods that name none; the webhook comes after that, a file before.
+
+    Source: admission plugin ServiceAccount.
+    """
+    if after["spec"].get("imagePullSecrets") and not before["spec"].get("imagePullSecrets"):
+        yield (
+            "with imagePullSecrets here, Kubernetes no longer adds those of the ServiceAccount: "
+            "list what its images need as well"
+        )
 
 
 def _moved(operations: Iterable[Operation], template: PodTemplate) -> Iterable[Operation]:

@@ -14,17 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvshare_operator.api import names
+from kvshare_operator.core.injection.optin import USER_ANNOTATIONS
 from kvshare_operator.core.pool.groups import LWS_WORKER
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
-OUR_ANNOTATIONS: Final = frozenset(
-    {
-        names.POOL, names.ROLE, names.CONTAINER, names.TENSOR_PARALLEL_SIZE, names.ENTRYPOINT, names.IMAGE_PYTHONPATH,
-        names.NETWORK_DEVICES,
-    }
-)  # fmt: skip
-"""What users write; in any other place than a pod template it has no effect."""
 _OWN_ANNOTATIONS_ONLY: Final = frozenset({"LLMInferenceService", "LLMInferenceServiceConfig"})
 """Kinds with bare pod specifications that do not hand our annotations of the object itself to their pods."""
 
@@ -166,9 +160,9 @@ def misplaced(thing: Json, templates: list[PodTemplate]) -> list[str]:
     right = {(*template.metadata, "annotations") for template in templates}
     found = []
     for path, node in _mappings(thing, ()):
-        if path[-1:] == ("annotations",) and path not in right and OUR_ANNOTATIONS & node.keys():
+        if path[-1:] == ("annotations",) and path not in right and USER_ANNOTATIONS & node.keys():
             found.append(dotted(path))
-        if path[-1:] == ("labels",) and OUR_ANNOTATIONS & node.keys():
+        if path[-1:] == ("labels",) and USER_ANNOTATIONS & node.keys():
             found.append(dotted(path))
     return found
 

@@ -19,7 +19,7 @@ from kvshare_operator.api.pool import SpecError
 from kvshare_operator.api.reasons import Refusal, refusal
 from kvshare_operator.core.injection import record
 from kvshare_operator.core.injection.inject import Injected, inject
-from kvshare_operator.core.injection.optin import wanted_pool
+from kvshare_operator.core.injection.optin import misspelled, wanted_pool
 from kvshare_operator.core.injection.patch import difference
 from kvshare_operator.core.injection.settings import InjectionSettings
 from kvshare_operator.core.pool.view import view
@@ -135,14 +135,15 @@ def _injected(pod: Mapping[str, Any], outcome: Injected) -> Answer:
 def _refused(pod: Mapping[str, Any], asked: Question, refused: Refusal, reject: bool) -> Answer:
     audit = {"decision": "denied" if reject else "skipped", "reason": refused.code}
     if reject:
-        status = {"code": 403, "message": _cut(f"kvshare: {refused.sentence()}", _DENIAL_LENGTH)}
+        message = "; ".join((f"kvshare: {refused.sentence()}", *misspelled(pod)))
+        status = {"code": 403, "message": _cut(message, _DENIAL_LENGTH)}
         return Answer({"allowed": False, "status": status, "auditAnnotations": audit}, "denied", refused.code)
     marked = copy.deepcopy(dict(pod))
     annotations = marked["metadata"]["annotations"]
     annotations[names.INJECTED] = record.of_refusal(asked.pool, refused).to_json()
     response: Json = {
         "allowed": True,
-        "warnings": [_warning(f"not injected: {refused.sentence()}")],
+        "warnings": [_warning(f"not injected: {refused.sentence()}"), *map(_warning, misspelled(pod))],
         "auditAnnotations": audit,
     }
     return Answer(_with_patch(response, difference(pod, marked)), "skipped", refused.code)

@@ -19,7 +19,7 @@ from kvshare_operator.core.commandline.reading import Opening, Reading, read_con
 from kvshare_operator.core.injection import arguments, compose, conflicts, delivery, surroundings
 from kvshare_operator.core.injection.conflicts import ConflictError
 from kvshare_operator.core.injection.container import choose_container
-from kvshare_operator.core.injection.optin import OptIn, read_opt_in
+from kvshare_operator.core.injection.optin import OptIn, misspelled, read_opt_in
 from kvshare_operator.core.injection.record import Record
 from kvshare_operator.core.injection.settings import InjectionSettings
 from kvshare_operator.core.pool.view import PoolView
@@ -44,9 +44,12 @@ def inject(
     ``services`` are names of Services in the pod's namespace, as far as they are known.
     """
     try:
-        return _inject(pod, pool, settings, services)
+        outcome = _inject(pod, pool, settings, services)
     except ConflictError as error:
         return error.refusal
+    if isinstance(outcome, Refusal):
+        return outcome
+    return dataclasses.replace(outcome, warnings=(*outcome.warnings, *misspelled(pod)))
 
 
 def _inject(

@@ -7,6 +7,7 @@ refusal that names all allowed ones.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,6 +21,12 @@ _DEVICES: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}([,/][A-Za-z0-9][A
 _SIZE: Final = re.compile(r"0{0,4}[1-9][0-9]{0,3}")
 _MOST_RANKS: Final = 1024
 _MIRROR: Final = "kubernetes.io/config.mirror"
+USER_ANNOTATIONS: Final = frozenset({
+    names.POOL, names.ROLE, names.CONTAINER, names.TENSOR_PARALLEL_SIZE, names.ENTRYPOINT, names.IMAGE_PYTHONPATH,
+    names.NETWORK_DEVICES,
+})  # fmt: skip
+"""What people write on pods."""
+_KNOWN: Final = USER_ANNOTATIONS | {names.INJECTED, names.REPORT_CA}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +84,16 @@ def read_opt_in(pod: Mapping[str, Any]) -> OptIn | Refusal:
         network_devices="" if devices.lower() == "auto" else devices,
         group_worker=is_worker(_strings(pod, "labels")),
     )
+
+
+def misspelled(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a sentence for every annotation of a pod that begins like ours and is none of them."""
+    sentences = []
+    for name in sorted(_strings(pod, "annotations")):
+        if name.startswith(f"{names.GROUP}/") and name not in _KNOWN:
+            meant = difflib.get_close_matches(name, sorted(USER_ANNOTATIONS), 1) or sorted(USER_ANNOTATIONS)
+            sentences.append(f"annotation {name} is not known and has no effect; {' or '.join(meant)} expected")
+    return tuple(sentences)
 
 
 def _strings(pod: Mapping[str, Any], field: str) -> dict[str, str]:
