@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from kvshare_operator.api import names
 from kvshare_operator.api.reasons import Refusal, refusal
-from kvshare_operator.core.commandline import flags, launcher, shell, words
+from kvshare_operator.core.commandline import flags, launcher, shell, shell_expansion, words
 
 Way = Literal["args", "variable", "none"]
 
@@ -160,7 +160,7 @@ def _of_script(name: str, rest: Sequence[str], env: words.Environment, any_text:
         return refusal("ShellWrapper", container=name, problem=problem)
     try:
         script = shell.read_script(text, positional, env, names.ARGS_VARIABLE)
-    except shell.TooLongError:
+    except shell_expansion.TooLongError:
         return refusal("ShellWrapper", container=name, problem="it is too long to be read")
     servers = [
         (command, program)
