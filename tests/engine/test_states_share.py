@@ -14,7 +14,7 @@ from testbed import mooncake
 from testbed.completions import Server
 from testbed.engine import engine
 from testbed.sharing import ENVIRONMENT, connector_flags, counted, member, objects, settle, text, troubles
-from testbed.tiny_families import LAYERS, tiny_qwen_next
+from testbed.tiny_families import LAYERS, STATES_IN_FLOAT32, tiny_qwen_next
 
 BLOCK, HEADS, ANSWER_TOKENS = 544, 4, 16
 LENGTHS = [n + d for n in (BLOCK, 2 * BLOCK, 3 * BLOCK) for d in (-1, 0, 1)]
@@ -33,7 +33,7 @@ def states_of(length: int) -> int:
 def members(folder: Path, store: mooncake.Store, sizes: Sequence[int]) -> Iterator[list[Server]]:
     """Engines of these TP sizes in one pool."""
     # The pool says 32 tokens; the engine makes its blocks as large as a state.
-    flags = connector_flags(store, store_tp=HEADS, save_decode_cache=False)
+    flags = [*connector_flags(store, store_tp=HEADS, save_decode_cache=False), STATES_IN_FLOAT32]
     with ExitStack() as stack:
         yield [
             stack.enter_context(

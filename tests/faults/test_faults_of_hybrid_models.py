@@ -23,7 +23,7 @@ from testbed.fault_trials import (
     losing_objects,
     pair,
 )
-from testbed.tiny_families import tiny_gemma, tiny_qwen_next
+from testbed.tiny_families import STATES_IN_FLOAT32, tiny_gemma, tiny_qwen_next
 from testbed.traffic import Texts
 
 pytestmark = pytest.mark.faults
@@ -56,7 +56,7 @@ def hybrid(name: str) -> Hybrid:
     # logits of this size apart by steps of 1/64: answers that hang on less than three of them are not asked for.
     setup = Setup(
         tiny_qwen_next(), sizes=((1, "HND"), (1, "HND")), reference=False, dtype="bfloat16", margin=2.5 / 64,
-        arguments=("--num-gpu-blocks-override=60",),
+        arguments=("--num-gpu-blocks-override=60", STATES_IN_FLOAT32),
         texts=Texts(block=544, families=30, members=2, common_blocks=1, recovery_blocks=1),
     )  # fmt: skip
     return Hybrid(name, setup, (), reliability.answers(name, short=4))

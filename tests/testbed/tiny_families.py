@@ -100,6 +100,10 @@ def tiny_gpt_oss() -> Path:
     return _kept("gpt-oss", make)
 
 
+STATES_IN_FLOAT32 = "--mamba-ssm-cache-dtype=float32"
+"""What vLLM chooses for a Qwen3-Next where the processor has AVX-512 BF16; elsewhere states, and so blocks, are smaller."""
+
+
 def tiny_qwen_next() -> Path:
     """A Qwen3-Next whose layers alternate between a recurrent state and full attention."""
 
