@@ -101,7 +101,7 @@ def tiny_gpt_oss() -> Path:
 
 
 STATES_IN_FLOAT32 = "--mamba-ssm-cache-dtype=float32"
-"""What vLLM chooses for a Qwen3-Next where the processor has AVX-512 BF16; elsewhere states, and so blocks, are smaller."""
+"""What vLLM chooses by itself on processors with AVX-512 BF16; on others states, and so blocks, would be smaller."""
 
 
 def tiny_qwen_next() -> Path:
