@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kvshare_operator.core.injection.delivery import same_image
 from kvshare_operator.core.quantity import bytes_of
 from pods import PAYLOAD, RESTRICTED, SETTINGS, Json, annotated, engine_of, injected, pod_p0, pool_p1, refused
 
@@ -115,6 +117,79 @@ def test_taken_name_or_path_is_refused(taken: Json) -> None:
         if field in taken:
             pod["spec"][field] = taken[field]
     assert refused(pod).code == "VolumeConflict"
+
+
+Hand = Callable[[Json], None]
+HANDS: dict[str, Hand] = {
+    "a mirror": lambda ours: ours.update(image=f"mirror.example.net:5000/cache/{ours['image']}"),
+    "a digest": lambda ours: ours.update(image=f"{ours['image']}@sha256:{'0' * 64}"),
+    "other resources": lambda ours: ours.update(resources={"limits": {"memory": "1Gi"}}),
+    "no resources": lambda ours: ours.pop("resources"),
+    "a tighter security context": lambda ours: ours.update(securityContext={"capabilities": {"drop": ["NET_RAW"]}}),
+    "a mount before ours": lambda ours: ours["volumeMounts"].insert(0, {"name": "ca", "mountPath": "/ca"}),
+    "a variable": lambda ours: ours.update(env=[{"name": "HTTPS_PROXY", "value": "x"}]),
+}
+
+
+@pytest.mark.parametrize("hand", HANDS.values(), ids=HANDS.keys())
+def test_second_pass_knows_our_container_though_another_webhook_changed_it(hand: Hand) -> None:
+    """B07: webhooks are asked again after others changed the pod; the pod must not be refused for our own work."""
+    once = injected(pod_p0()).pod
+    hand(init_container(once))
+    assert injected(once).pod == once
+
+
+STRANGERS: dict[str, Json] = {
+    "another image": {"image": "example.org/tools:1"},
+    "another version": {"image": PAYLOAD.replace(":1", ":2")},
+    "another program": {"command": ["sleep"]},
+    "another folder": {"args": ["/x"]},
+    "another volume": {"volumeMounts": [{"name": "data", "mountPath": "/opt/kvshare"}]},
+}
+
+
+@pytest.mark.parametrize("changed", STRANGERS.values(), ids=STRANGERS.keys())
+def test_container_of_our_name_that_does_something_else_is_refused(changed: Json) -> None:
+    """B40: what would not bring this version of the connector is no copy of ours."""
+    once = injected(pod_p0()).pod
+    init_container(once).update(changed)
+    assert refused(once).code == "VolumeConflict"
+
+
+def test_container_of_our_name_beside_the_engine_is_refused() -> None:
+    """It would be restarted for ever, and the engine would not wait for it."""
+    once = injected(pod_p0()).pod
+    once["spec"]["containers"].append(once["spec"]["initContainers"].pop())
+    assert refused(annotated(once, container="vllm")).code == "VolumeConflict"
+
+
+def test_image_volume_from_a_mirror_is_known_again() -> None:
+    """B07: and another image in it is a conflict."""
+    pool = pool_p1(connector={"source": "ImageVolume"})
+    once = injected(pod_p0(), pool).pod
+    volume = once["spec"]["volumes"][0]
+    volume["image"]["reference"] = f"mirror.example.net/{PAYLOAD}"
+    assert injected(once, pool).pod == once
+    volume["image"]["reference"] = "example.org/tools:1"
+    assert refused(once, pool).code == "VolumeConflict"
+
+
+SAME: dict[tuple[str, str], bool] = {
+    ("a.example/k:1", "b.example/x/k:1"): True,
+    ("a.example/k:1@sha256:aa", "b.example/k:1"): True,
+    ("a.example/k:1@sha256:aa", "b.example/k@sha256:aa"): True,
+    ("a.example/k:1@sha256:aa", "a.example/k:1@sha256:bb"): False,
+    ("a.example/k:1", "a.example/k:2"): False,
+    ("a.example/k", "a.example/k:2"): False,
+    ("localhost:5000/k", "k"): True,
+}
+
+
+@pytest.mark.parametrize(("pair", "same"), SAME.items(), ids=str)
+def test_images_are_compared_without_their_registry(pair: tuple[str, str], same: bool) -> None:
+    """A mirror has another host and path; a digest decides where both have one."""
+    assert same_image(*pair) is same
+    assert same_image(*reversed(pair)) is same
 
 
 def test_writable_parent_mount_is_no_conflict() -> None:

@@ -82,15 +82,40 @@ def _add_init_container(pod: Json, container: Json, pool: PoolView, settings: In
     }
     if settings.image_pull_policy:
         ours["imagePullPolicy"] = settings.image_pull_policy
-    everything = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    for present in everything:
-        if present.get("name") == names.PAYLOAD_CONTAINER:
-            if not _covers(present, ours):
+    for kind in ("containers", "initContainers"):
+        for present in spec.get(kind) or []:
+            if present.get("name") != names.PAYLOAD_CONTAINER:
+                continue
+            if kind == "containers" or not _is_payload(present, ours):
                 problem = f"the pod already has a container named {names.PAYLOAD_CONTAINER}"
                 raise ConflictError(refusal("VolumeConflict", problem=problem))
             return
     spec.setdefault("initContainers", [])
     spec["initContainers"] = [*(spec["initContainers"] or []), ours]
+
+
+def _is_payload(present: Json, ours: Json) -> bool:
+    """Whether ``present`` is our init container of an earlier pass, in which other webhooks may have had a hand.
+
+    They take images from a mirror, pin digests, and set resources and security contexts: a copy all the same.
+    """
+    return (
+        not present.get("command")
+        and present.get("args") == ours["args"]
+        and same_image(str(present.get("image")), ours["image"])
+        and any(_covers(one, ours["volumeMounts"][0]) for one in present.get("volumeMounts") or [])
+    )
+
+
+def same_image(present: str, wanted: str) -> bool:
+    """Whether two references name one image: digests decide, else name and tag, wherever the registry is."""
+    (name, digest), (wanted_name, wanted_digest) = _name_and_digest(present), _name_and_digest(wanted)
+    return digest == wanted_digest if digest and wanted_digest else name == wanted_name
+
+
+def _name_and_digest(reference: str) -> tuple[str, str]:
+    named, _, digest = reference.partition("@")
+    return named.rsplit("/", 1)[-1], digest
 
 
 def _add_python_path(container: Json, opt_in: OptIn) -> list[str]:
@@ -190,11 +215,19 @@ def _add_volume(pod: Json, volume: Json) -> None:
     present = pod["spec"].get("volumes") or []
     for one in present:
         if one.get("name") == volume["name"]:
-            if not _covers(one, volume):
+            if not _is_volume(one, volume):
                 problem = f"the pod already has a volume named {volume['name']} with another source"
                 raise ConflictError(refusal("VolumeConflict", problem=problem))
             return
     pod["spec"]["volumes"] = [*present, volume]
+
+
+def _is_volume(present: Json, ours: Json) -> bool:
+    image = ours.get("image")
+    if image is None:
+        return _covers(present, ours)
+    source = present.get("image")
+    return isinstance(source, dict) and same_image(str(source.get("reference")), image["reference"])
 
 
 def _add_mount(pod: Json, container: Json, mount: Json) -> None:
