@@ -22,6 +22,8 @@ pytestmark = pytest.mark.matrix
 LEASE_SECONDS = 10
 """Mooncake's default."""
 HANG_SECONDS = 30
+STORE_WAIT_SECONDS = 3
+"""Less than one call that waits for a store that hangs (Mooncake gives up after 4 s), more than all steps cost."""
 ANSWER_TOKENS = 8
 STORED = [text(seed, 401 + 10 * seed) for seed in range(1, 9)]
 BLOCKS = sum(len(prompt) // BLOCK for prompt in STORED)
@@ -103,7 +105,7 @@ def test_a_store_that_hangs_does_not_hold_the_engine(running: Running) -> None:
             process.resume()
     assert running.server.healthy()
     assert slowest < LEASE_SECONDS
-    assert running.server.metric("kvshare_scheduler_seconds_total") - blocked < 1
+    assert running.server.metric("kvshare_scheduler_seconds_total") - blocked < STORE_WAIT_SECONDS
 
 
 def test_the_engine_shares_again_once_the_store_is_back(running: Running) -> None:
